@@ -1,11 +1,14 @@
 """What every model file format gives: metadata and a table of tensors; never the tensors' data."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from flexinfer.formats.quants import BlockType
+from flexinfer.errors import UnsupportedError
+from flexinfer.formats.quants import BLOCK_TYPES, BlockType
+
+VECTOR_TYPES = ("F32", "F16", "BF16")  # norms and biases: float32 once loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +48,28 @@ class Checkpoint(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]: ...
+
+
+def check_computable(tensors: Iterable[TensorInfo]) -> None:
+    """Raises UnsupportedError, naming types and tensors, unless all can be computed with.
+
+    Matrices need a kernel for their block type; vectors are converted to float32 when loaded.
+    """
+    beyond: dict[str, list[TensorInfo]] = {}
+    for tensor in tensors:
+        block_type = tensor.block_type
+        if not (
+            block_type.has_kernel or (len(tensor.shape) == 1 and block_type.name in VECTOR_TYPES)
+        ):
+            beyond.setdefault(block_type.name, []).append(tensor)
+    if beyond:
+        found = "; ".join(
+            f"{name} of {of[0].name}" + (f" and {len(of) - 1} more" if len(of) > 1 else "")
+            for name, of in beyond.items()
+        )
+        path = next(iter(beyond.values()))[0].path
+        able = ", ".join(t.name for t in BLOCK_TYPES.values() if t.has_kernel)
+        raise UnsupportedError(
+            f"{path}: tensors of a type that FlexInfer cannot compute: {found}",
+            f"use a file quantised as one of {able}",
+        )

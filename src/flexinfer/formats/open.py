@@ -1,0 +1,29 @@
+"""Opens a model, whatever its format."""
+
+import stat
+from pathlib import Path
+
+from flexinfer.errors import FormatError
+from flexinfer.formats.checkpoint import Checkpoint
+from flexinfer.formats.gguf import open_gguf
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Reads the headers of the model at `path`. Raises FormatError, UnsupportedError or ReadError."""
+    path = Path(path)
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise FormatError(
+                f"{path}: is a directory, not a file", "give the path of a .gguf file in it"
+            )
+        if not stat.S_ISREG(mode):
+            raise FormatError(f"{path}: is not a regular file", "give the path of a .gguf file")
+        return open_gguf(path)
+    except FileNotFoundError as error:
+        raise FormatError(f"{path}: no such file", "check the path") from error
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise FormatError(
+            f"{path}: cannot be read: {reason}", "check the path and its permissions"
+        ) from error
