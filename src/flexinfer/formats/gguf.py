@@ -43,7 +43,7 @@ class GGUFCheckpoint:
 
 
 def open_gguf(path: Path) -> GGUFCheckpoint:
-    """Reads and checks the header of a regular file; every tensor then lies inside it, alone and aligned.
+    """Reads and checks the header; every tensor then lies inside the file, alone and aligned.
 
     Raises FormatError for a damaged file or one that is no GGUF, UnsupportedError for a sound one
     that we cannot read.
@@ -150,7 +150,7 @@ def _read_tensors(reader: HeaderReader, count: int, alignment: int) -> dict[str,
 def _read_tensor(
     reader: HeaderReader, name: str, alignment: int
 ) -> tuple[tuple[int, ...], int, int]:
-    """Shape (outermost first), type id and offset from the start of the data, each checked alone."""
+    """Shape (outermost first), type id and offset from the start of the data, checked alone."""
     dimensions = reader.number(UINT32, f"the number of dimensions of {name}")
     if not 1 <= dimensions <= _MAX_DIMENSIONS:
         raise reader.fail(
@@ -166,7 +166,7 @@ def _read_tensor(
     block_type = BLOCK_TYPES.get(type_id)
     if block_type is None:
         raise UnsupportedError(
-            f"{reader.path}: the tensor {name} has type id {type_id}, which FlexInfer does not know",
+            f"{reader.path}: the tensor {name} has the unknown type id {type_id}",
             "use a file quantised as Q4_K_M, Q8_0 or another common type",
         )
     if shape[-1] % block_type.block_values:
@@ -177,7 +177,7 @@ def _read_tensor(
     offset = reader.number(_UINT64, f"the offset of {name}")
     if offset % alignment:
         raise reader.fail(
-            f"the tensor {name} lies at offset {offset}, not a multiple of the alignment {alignment}"
+            f"the tensor {name} lies at offset {offset}, no multiple of the alignment {alignment}"
         )
     return shape, type_id, offset
 

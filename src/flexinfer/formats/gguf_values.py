@@ -1,4 +1,4 @@
-"""GGUF's key-value part: a bounded reader over the file, and metadata that decodes arrays when asked.
+"""GGUF's keys and values: a bounded reader of headers, and metadata decoding arrays when asked.
 
 Layout and value types: the GGUF specification (ggml, docs/gguf.md).
 """
@@ -32,7 +32,7 @@ _MAX_HEADER_BYTES = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class StoredValue:
-    """A long string or an array left in the file. A string's `count` is its length, its `element` None."""
+    """An array or a long string left in the file. `element` is None for a string."""
 
     offset_bytes: int
     size_bytes: int
@@ -159,11 +159,11 @@ class HeaderReader:
 
 
 class Metadata(Mapping[str, Any]):
-    """Keys and values. Numbers, booleans and short strings are held; the rest is read when asked for.
+    """Keys and values. Numbers, booleans and short strings are held; the rest is read on access.
 
-    An array of strings decodes to a list, of booleans to a list, of numbers to `array.array`. Nothing
-    decoded is kept: hold on to a value rather than ask twice. Raises ReadError where the file no
-    longer has the bytes, FormatError where they are not what the header said.
+    Arrays of strings and of booleans decode to a list, of numbers to `array.array`. Nothing decoded
+    is kept: hold on to a value rather than ask twice. Raises ReadError where the file no longer has
+    the bytes, FormatError where a string is not UTF-8.
     """
 
     __slots__ = ("_path", "_values")
@@ -229,7 +229,7 @@ class Metadata(Mapping[str, Any]):
 
 
 def read_range(path: Path, offset_bytes: int, size_bytes: int) -> bytes:
-    """`size_bytes` bytes from `offset_bytes` on. Raises ReadError where the file does not give them all."""
+    """`size_bytes` bytes from `offset_bytes` on. Raises ReadError unless the file has them all."""
     try:
         with path.open("rb") as file:
             file.seek(offset_bytes)

@@ -9,7 +9,7 @@ from flexinfer.formats.gguf import open_gguf
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Reads the headers of the model at `path`. Raises FormatError, UnsupportedError or ReadError."""
+    """Reads the headers of a model. Raises FormatError, UnsupportedError or ReadError."""
     path = Path(path)
     try:
         mode = path.stat().st_mode

@@ -1,4 +1,7 @@
-"""The one table of block types: ids, block shapes and sizes as in the GGUF specification."""
+"""The one table of block types: ids, block shapes and sizes as in the GGUF specification.
+
+Q8_1 and Q8_K are left out: ggml makes them of activations, no file holds them.
+"""
 
 from dataclasses import dataclass
 
@@ -27,13 +30,11 @@ BLOCK_TYPES: dict[int, BlockType] = {
         BlockType("Q5_0", 6, 32, 22, True),
         BlockType("Q5_1", 7, 32, 24),
         BlockType("Q8_0", 8, 32, 34, True),
-        BlockType("Q8_1", 9, 32, 36),
         BlockType("Q2_K", 10, 256, 84),
         BlockType("Q3_K", 11, 256, 110),
         BlockType("Q4_K", 12, 256, 144, True),
         BlockType("Q5_K", 13, 256, 176),
         BlockType("Q6_K", 14, 256, 210, True),
-        BlockType("Q8_K", 15, 256, 292),
         BlockType("IQ2_XXS", 16, 256, 66),
         BlockType("IQ2_XS", 17, 256, 74),
         BlockType("IQ3_XXS", 18, 256, 98),
@@ -52,5 +53,7 @@ BLOCK_TYPES: dict[int, BlockType] = {
         BlockType("TQ1_0", 34, 256, 54),
         BlockType("TQ2_0", 35, 256, 66),
         BlockType("MXFP4", 39, 32, 17),
+        BlockType("NVFP4", 40, 64, 36),
+        BlockType("Q1_0", 41, 128, 18),
     )
 }

@@ -1,4 +1,4 @@
-"""Tells what a file that is not a sound GGUF is instead, from its first bytes, so that the message can say."""
+"""What a file that is not GGUF is instead, told from its first bytes."""
 
 HEAD_BYTES = 64
 

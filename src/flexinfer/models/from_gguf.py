@@ -159,7 +159,7 @@ def _rope_scale(keys: _Keys) -> float:
         return 1.0
     if kind != "linear":
         raise UnsupportedError(
-            f"{keys.checkpoint.path}: rope scaling of type {kind!r} ({keys.full('rope.scaling.type')}); "
+            f"{keys.checkpoint.path}: {keys.full('rope.scaling.type')} is {_brief(kind)}; "
             "FlexInfer knows none, linear and the factors of rope_freqs.weight"
         )
     old = keys.optional_number("rope.scale_linear") or 1.0
@@ -167,7 +167,7 @@ def _rope_scale(keys: _Keys) -> float:
 
 
 def _rope_factors(keys: _Keys, rope_dim: int) -> tuple[float, ...] | None:
-    """llama3-type scaling: the converter writes one divisor for each frequency as rope_freqs.weight."""
+    """llama3-type scaling: converters write one divisor per frequency as rope_freqs.weight."""
     tensor = keys.checkpoint.tensors.get("rope_freqs.weight")
     if tensor is None:
         return None
@@ -184,11 +184,11 @@ def _rope_factors(keys: _Keys, rope_dim: int) -> tuple[float, ...] | None:
 
 
 def _refuse_unsupported(keys: _Keys) -> None:
-    """Features that files of the known architectures may ask for and that would be wrong if ignored."""
+    """Features that a file of a known architecture may ask for; to ignore them would be wrong."""
     if keys.get("expert_count", 0):
         raise UnsupportedError(
-            f"{keys.checkpoint.path}: a mixture of {keys.get('expert_count')} experts "
-            f"({keys.full('expert_count')}), which FlexInfer does not run yet"
+            f"{keys.checkpoint.path}: a mixture of experts ({keys.full('expert_count')} is "
+            f"{_brief(keys.get('expert_count'))}), which FlexInfer does not run yet"
         )
     if keys.get("attention.causal", True) is False:
         raise UnsupportedError(
@@ -200,8 +200,8 @@ def _refuse_unsupported(keys: _Keys) -> None:
         context = keys.integer("context_length")
         if keys.integer("attention.sliding_window") < context:
             raise UnsupportedError(
-                f"{keys.checkpoint.path}: a sliding window of {window} tokens in a context of {context}, "
-                f"which FlexInfer does not know for {keys.architecture}"
+                f"{keys.checkpoint.path}: a sliding window of {window} tokens in a context of "
+                f"{context}, which FlexInfer does not know for {keys.architecture}"
             )
 
 
@@ -214,7 +214,7 @@ def _keys(checkpoint: Checkpoint) -> _Keys:
         )
     if architecture not in FACTS:
         raise UnsupportedError(
-            f"{checkpoint.path}: the architecture {architecture!r} is not supported",
+            f"{checkpoint.path}: the architecture {_brief(architecture)} is not supported",
             f"supported are {', '.join(FACTS)}",
         )
     return _Keys(checkpoint, architecture, FACTS[architecture])

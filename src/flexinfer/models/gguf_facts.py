@@ -30,11 +30,11 @@ FACTS: dict[str, ArchitectureFacts] = {
     "qwen2": ArchitectureFacts(pairing="half", qkv_bias=True),
     # HF Qwen3Attention: q_norm and k_norm over each head before rope; no biases as published.
     "qwen3": ArchitectureFacts(pairing="half", qk_norm=True),
-    # - Norms: the converter's Gemma3Model adds 1 to every norm weight, so they simply multiply here.
+    # - Norms: the converter's Gemma3Model adds 1 to every norm weight, so here they just multiply.
     # - Embedding times sqrt(dim): HF Gemma3TextScaledWordEmbedding (which rounds the factor to the
     #   model's dtype); llama.cpp's gemma3 graph multiplies by sqrtf(n_embd) in float32, as we do.
-    # - Local rope base 10000 and one global layer in six: HF Gemma3TextConfig (rope_local_base_freq,
-    #   sliding_window_pattern); llama.cpp's gemma3 loader has both as constants.
+    # - Local rope base 10000 and one global layer in six: HF Gemma3TextConfig
+    #   (rope_local_base_freq, sliding_window_pattern); constants in llama.cpp's gemma3 loader.
     # - Rope scaling belongs to the global layers alone: HF gives the local rope the default type.
     "gemma3": ArchitectureFacts(
         pairing="half",

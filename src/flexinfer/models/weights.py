@@ -9,7 +9,7 @@ from flexinfer.models.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A large matrix in its place: `role` is the name within the layer (attn_q, ffn_down, output, ...)."""
+    """A large matrix in its place; `role` is its name in a layer (attn_q, ffn_down, output, …)."""
 
     tensor: TensorInfo
     layer: int  # -1: the head

@@ -1,0 +1,27 @@
+"""Real models for the tests: their folder is FLEXINFER_TEST_MODELS, by default `models` here."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+_FOLDER = Path(os.environ.get("FLEXINFER_TEST_MODELS", Path(__file__).parent.parent / "models"))
+
+
+def _model(name: str) -> Path:
+    path = _FOLDER / name
+    if not path.is_file():
+        pytest.fail(f"{path} is missing: run `make models`, or set FLEXINFER_TEST_MODELS")
+    return path
+
+
+@pytest.fixture(scope="session")
+def smollm_path() -> Path:
+    """SmolLM2-135M-Instruct, Q4_1 with a Q8_0 embedding that is the head as well."""
+    return _model("SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+@pytest.fixture(scope="session")
+def gemma_path() -> Path:
+    """Gemma 3 270M, Q4_K_M, with the largest vocabulary about (262,144)."""
+    return _model("gemma-3-270m-q4_k_m.gguf")
