@@ -1,4 +1,4 @@
-"""How fast weights move: a bare direct read beside ring, prefetcher and locking, alternated in one run.
+"""How fast weights move: bare direct reads beside ring, prefetcher and locking, alternated.
 
     python benchmarks/stream.py FILE [--size 1GiB] [--rounds 3] [--json]
 
@@ -45,7 +45,7 @@ def bare(path: Path, size: int) -> float:
 
 
 def through_ring(path: Path, size: int, make: Callable[..., Stream]) -> tuple[float, float]:
-    """Seconds of one sweep of the same bytes through the ring, and of one take that finds its data."""
+    """Seconds of a sweep of the same bytes through the ring, and of a take that finds its data."""
     requests = [Request(path, s, REQUEST_BYTES) for s in range(0, size, REQUEST_BYTES)]
     with closing(Reader(path)) as reader, closing(Arena(SLOTS * PIECE_BYTES)) as arena:
         ring = Ring(arena.take(SLOTS * PIECE_BYTES, BLOCK_BYTES), PIECE_BYTES)

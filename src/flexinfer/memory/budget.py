@@ -43,6 +43,7 @@ def available_memory(
 
 
 def _limit_bytes(level: Level) -> int | None:
+    candidates: list[int | None]
     if level.version == 2:
         candidates = [level.number("memory.max"), level.number("memory.high")]
     else:
@@ -61,10 +62,10 @@ def _unreclaimable_bytes(level: Level) -> int:
     stat = level.table("memory.stat")
     if level.version == 2:
         usage = level.number("memory.current") or 0
-        reclaimable = ("active_file", "inactive_file", "slab_reclaimable")
+        reclaimable = ["active_file", "inactive_file", "slab_reclaimable"]
     else:
         usage = level.number("memory.usage_in_bytes") or 0
-        reclaimable = ("total_active_file", "total_inactive_file")
+        reclaimable = ["total_active_file", "total_inactive_file"]
     return max(0, usage - sum(stat.get(key, 0) for key in reclaimable))
 
 

@@ -172,7 +172,9 @@ class SerialStream:
         self._readers = readers
         self._ring = ring
         self._meter = _Meter(readers)
-        self.rewind()
+        self._held: dict[int, Region] = {}
+        self._next = 0
+        ring.reset()
 
     def take(self, request_index: int) -> int:
         assert request_index == self._next and request_index not in self._held
@@ -195,7 +197,7 @@ class SerialStream:
 
     def rewind(self) -> None:
         self._ring.reset()
-        self._held: dict[int, Region] = {}
+        self._held.clear()
         self._next = 0
 
     @property
