@@ -132,7 +132,8 @@ class HeaderReader:
             self._skip_strings(count, what)
         elif element == ARRAY:
             raise UnsupportedError(
-                f"{self.path}: {what} is an array of arrays, which FlexInfer does not read"
+                f"{self.path}: {what} is an array of arrays, which FlexInfer does not read",
+                "no known model has one: download the file again",
             )
         else:
             raise self.fail(f"{what} has element type {element}, which GGUF does not define")

@@ -29,6 +29,11 @@ class _Keys:
     def fail(self, what: str) -> FormatError:
         return FormatError(f"{self.checkpoint.path}: {what}", "use a sound file")
 
+    def unsupported(self, what: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"{self.checkpoint.path}: {what}", f"supported are plain {', '.join(FACTS)} models"
+        )
+
     def get(self, key: str, default: Any = None) -> Any:
         return self.checkpoint.metadata.get(self.full(key), default)
 
@@ -43,9 +48,8 @@ class _Keys:
         value = self._required(key, default)
         if uniform and isinstance(value, array) and len(value):
             if any(element != value[0] for element in value):
-                raise UnsupportedError(
-                    f"{self.checkpoint.path}: {self.full(key)} differs from layer to layer, "
-                    "which FlexInfer does not know"
+                raise self.unsupported(
+                    f"{self.full(key)} differs from layer to layer, which FlexInfer does not know"
                 )
             value = value[0]
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= _MAX_INTEGER:
@@ -84,9 +88,7 @@ def spec_from_gguf(checkpoint: Checkpoint) -> ModelSpec:
     head_dim = keys.integer("attention.key_length", dim // heads or None)
     value_dim = keys.integer("attention.value_length", head_dim)
     if value_dim != head_dim:
-        raise UnsupportedError(
-            f"{checkpoint.path}: values of {value_dim} dimensions beside keys of {head_dim}"
-        )
+        raise keys.unsupported(f"values of {value_dim} dimensions beside keys of {head_dim}")
     kv_heads = keys.integer("attention.head_count_kv", heads, uniform=True)
     if heads % kv_heads:
         raise keys.fail(f"{heads} heads cannot share {kv_heads} key-value heads")
@@ -158,8 +160,8 @@ def _rope_scale(keys: _Keys) -> float:
     if kind == "none":
         return 1.0
     if kind != "linear":
-        raise UnsupportedError(
-            f"{keys.checkpoint.path}: {keys.full('rope.scaling.type')} is {_brief(kind)}; "
+        raise keys.unsupported(
+            f"{keys.full('rope.scaling.type')} is {_brief(kind)}; "
             "FlexInfer knows none, linear and the factors of rope_freqs.weight"
         )
     old = keys.optional_number("rope.scale_linear") or 1.0
@@ -186,21 +188,21 @@ def _rope_factors(keys: _Keys, rope_dim: int) -> tuple[float, ...] | None:
 def _refuse_unsupported(keys: _Keys) -> None:
     """Features that a file of a known architecture may ask for; to ignore them would be wrong."""
     if keys.get("expert_count", 0):
-        raise UnsupportedError(
-            f"{keys.checkpoint.path}: a mixture of experts ({keys.full('expert_count')} is "
+        raise keys.unsupported(
+            f"a mixture of experts ({keys.full('expert_count')} is "
             f"{_brief(keys.get('expert_count'))}), which FlexInfer does not run yet"
         )
     if keys.get("attention.causal", True) is False:
-        raise UnsupportedError(
-            f"{keys.checkpoint.path}: attention is not causal ({keys.full('attention.causal')}): "
+        raise keys.unsupported(
+            f"attention is not causal ({keys.full('attention.causal')}): "
             "an embedding model, which writes no text"
         )
     window = keys.get("attention.sliding_window", 0)
     if keys.facts.window_period is None and window:
         context = keys.integer("context_length")
         if keys.integer("attention.sliding_window") < context:
-            raise UnsupportedError(
-                f"{keys.checkpoint.path}: a sliding window of {window} tokens in a context of "
+            raise keys.unsupported(
+                f"a sliding window of {window} tokens in a context of "
                 f"{context}, which FlexInfer does not know for {keys.architecture}"
             )
 

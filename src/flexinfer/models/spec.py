@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary embedding. `factors`, one per pair, divide frequencies; `scale` multiplies positions."""
+    """Rotary embedding. `factors` (one a pair) divide frequencies, `scale` multiplies positions."""
 
     base: float
     dim: int  # leading dimensions of a head that turn
