@@ -1,5 +1,7 @@
 """The GGUF reader: sound files read as the `gguf` package reads them, the rest is refused."""
 
+import errno
+import os
 import time
 import tracemalloc
 from pathlib import Path
@@ -268,8 +270,20 @@ def test_paths_that_are_no_files(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "missing.gguf")
     with pytest.raises(FormatError, match="not a regular file"):
         open_checkpoint("/dev/null")
-    with pytest.raises(FormatError, match="cannot be read"):
+    with pytest.raises(FormatError, match="cannot be read: embedded null byte"):
         open_checkpoint("a\0b.gguf")
+    with pytest.raises(FormatError, match="cannot be read: Not a directory"):
+        open_checkpoint(write(tmp_path, SOUND) / "model.gguf")
+
+
+def test_an_error_of_the_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    path = write(tmp_path, SOUND)
+    monkeypatch.setattr(os, "pread", fail)
+    with pytest.raises(FormatError, match="cannot be read: Input/output error"):
+        open_checkpoint(path)
 
 
 def test_a_file_cut_after_it_was_opened(tmp_path: Path) -> None:

@@ -13,17 +13,20 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     path = Path(path)
     try:
         mode = path.stat().st_mode
-        if stat.S_ISDIR(mode):
-            raise FormatError(
-                f"{path}: is a directory, not a file", "give the path of a .gguf file in it"
-            )
-        if not stat.S_ISREG(mode):
-            raise FormatError(f"{path}: is not a regular file", "give the path of a .gguf file")
-        return open_gguf(path)
     except FileNotFoundError as error:
         raise FormatError(f"{path}: no such file", "check the path") from error
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise FormatError(
-            f"{path}: cannot be read: {reason}", "check the path and its permissions"
-        ) from error
+        raise _unreadable(path, error) from error
+    if stat.S_ISDIR(mode):
+        raise FormatError(f"{path}: is a directory", "give the path of a .gguf file in it")
+    if not stat.S_ISREG(mode):
+        raise FormatError(f"{path}: is not a regular file", "give the path of a .gguf file")
+    try:
+        return open_gguf(path)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError | ValueError) -> FormatError:
+    reason = error.strerror if isinstance(error, OSError) else error
+    return FormatError(f"{path}: cannot be read: {reason}", "check the path and its permissions")
