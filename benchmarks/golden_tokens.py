@@ -33,7 +33,7 @@ from pathlib import Path
 import gguf
 import llama_cpp as lc
 
-MERGES = 1500
+MERGES = 900
 _PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 LETTERS = [chr(byte if byte in _PRINTABLE else 0x100 + _OTHERS.index(byte)) for byte in range(256)]
@@ -148,7 +148,8 @@ def main() -> None:
                 long.name: digest(vocabulary.tokenize(long.read_text(encoding="utf-8"), True))
                 for long in args.long
             }
-    tokens, merges = train(texts.values(), MERGES)
+    ordinary = [text for name, text in texts.items() if not name.startswith("control")]
+    tokens, merges = train(ordinary, MERGES)
     groups: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as folder:
         for pre in PRE_NAMES:

@@ -5,6 +5,7 @@ The library wants a serialized ModelProto; the few fields that matter here are w
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ _BPE = 2  # TrainerSpec.ModelType
 _SPACE = "\u2581"  # stands for a space in pieces
 
 
+@cache  # the lengths of pieces are few
 def _varint(value: int) -> bytes:
     out = bytearray()
     while value > 0x7F:
@@ -81,11 +83,12 @@ def model_proto(
     types[types == USER_DEFINED] = NORMAL
     types[types == UNKNOWN] = CONTROL  # the library wants exactly one unknown token
     types[vocabulary.unknown_id or 0] = UNKNOWN
+    type_bytes = types.tobytes()
     score_tag, type_tag = bytes([2 << 3 | _FLOAT]), bytes([3 << 3 | _VARINT])
     proto = bytearray()
     for i, token in enumerate(tokens):
         score = score_bytes[4 * i : 4 * i + 4]
-        piece = _message(1, token.encode()) + score_tag + score + type_tag + types[i].tobytes()
+        piece = _message(1, token.encode()) + score_tag + score + type_tag + type_bytes[i : i + 1]
         proto += _message(1, piece)
     has_bytes = bool((types == BYTE).any())
     trainer = _number(3, _BPE) + _number(35, has_bytes)
