@@ -21,7 +21,7 @@ from flexinfer.formats.quants import BLOCK_TYPES
 from flexinfer.memory.arena import Arena
 from flexinfer.models.weights import Matrix
 from flexinfer.planner.placement import PlacedMatrix, Placement, Request
-from flexinfer.streaming.locking import lock_weights, locked_arena_bytes
+from flexinfer.streaming.locking import lock_weights
 from flexinfer.streaming.prefetcher import Prefetcher, SerialStream, Stream
 from flexinfer.streaming.probe import measure_bandwidth
 from flexinfer.streaming.reader import BLOCK_BYTES, PIECE_BYTES, REQUEST_BYTES, Reader
@@ -77,7 +77,7 @@ def locking(path: Path, size: int) -> float:
     def copy(type_id: int, source: int, destination: int, rows: int, columns: int) -> None:
         ctypes.memmove(destination, source, rows * columns * 4)
 
-    arena_bytes = locked_arena_bytes(placement) + SLOTS * PIECE_BYTES + BLOCK_BYTES
+    arena_bytes = placement.locked_bytes + SLOTS * PIECE_BYTES + BLOCK_BYTES
     with closing(Reader(path)) as reader, closing(Arena(arena_bytes)) as arena:
         ring = Ring(arena.take(SLOTS * PIECE_BYTES, BLOCK_BYTES), PIECE_BYTES)
         started = time.perf_counter()

@@ -10,25 +10,19 @@ import numpy.typing as npt
 
 from flexinfer.errors import ReadError, UnsupportedError
 from flexinfer.formats.checkpoint import TensorInfo
-from flexinfer.memory.arena import Arena, round_up
+from flexinfer.memory.arena import Arena
 from flexinfer.planner.placement import GROUP_ROWS, PlacedMatrix, Placement, Request
 from flexinfer.streaming.prefetcher import Prefetcher
 from flexinfer.streaming.reader import BLOCK_BYTES, Reader
 from flexinfer.streaming.ring import Ring
 from flexinfer.units import MiB
 
-ALIGNMENT_BYTES = 64  # of each matrix's locked part: a vector register, a cache line
 _GAP_BYTES = MiB // 16  # reading over as much costs less than another request
 
 Interleave = Callable[
     [int, int, int, int, int], None
 ]  # type id, source, destination, rows, columns
 Progress = Callable[[int, int], None]  # done bytes, total bytes
-
-
-def locked_arena_bytes(placement: Placement) -> int:
-    """What `lock_weights` takes from the arena: the locked parts, each aligned."""
-    return sum(round_up(m.locked_bytes, ALIGNMENT_BYTES) for m in placement.matrices)
 
 
 def lock_weights(
@@ -43,12 +37,8 @@ def lock_weights(
 
     Uses the whole ring meanwhile. Raises ReadError; can be interrupted at any segment.
     """
-    # Every part is a whole number of alignments, so that they add up to locked_arena_bytes.
     addresses = tuple(
-        arena.take(round_up(m.locked_bytes, ALIGNMENT_BYTES), ALIGNMENT_BYTES).address
-        if m.locked_rows
-        else 0
-        for m in placement.matrices
+        arena.take(m.locked_bytes).address if m.locked_rows else 0 for m in placement.matrices
     )
     loads = tuple(_loads(placement, ring.slot_bytes - 2 * BLOCK_BYTES))
     total = sum(part.size_bytes for load in loads for part in load.parts)

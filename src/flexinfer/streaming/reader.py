@@ -5,12 +5,11 @@ import fcntl
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from flexinfer.errors import ReadError
-from flexinfer.memory.arena import round_up
-from flexinfer.planner.placement import Request
+from flexinfer.memory.arena import HUGE_PAGE_BYTES, round_up
 from flexinfer.units import MiB
 
 BLOCK_BYTES = 4096  # alignment of offset, length and memory that every device accepts
@@ -29,12 +28,6 @@ def enclosing_bytes(offset_bytes: int, size_bytes: int) -> int:
     """Bytes of the whole blocks that a range of a file lies in."""
     start = offset_bytes - offset_bytes % BLOCK_BYTES
     return round_up(offset_bytes + size_bytes, BLOCK_BYTES) - start
-
-
-def slot_bytes(requests: Iterable[Request]) -> int:
-    """The least slot size that takes any of `requests`, and the reads of locking."""
-    sizes = (enclosing_bytes(r.offset_bytes, r.size_bytes) for r in requests)
-    return max([PIECE_BYTES, *sizes])
 
 
 class Reader:
@@ -146,7 +139,10 @@ class Reader:
                     f"{error.strerror}"
                 ) from error
             if not direct:
-                os.posix_fadvise(self._file, offset_bytes, got, os.POSIX_FADV_DONTNEED)
+                # The cache's own units may straddle pieces; one is dropped only when it lies within.
+                begin = offset_bytes - offset_bytes % HUGE_PAGE_BYTES
+                length = offset_bytes + got - begin
+                os.posix_fadvise(self._file, begin, length, os.POSIX_FADV_DONTNEED)
             return got
 
     def _fall_back(self) -> None:
