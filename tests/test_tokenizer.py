@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizer_metadata import BYTE, NORMAL, byte_pairs, golden, sentence_pieces
 
 from flexinfer.errors import FlexInferError, FormatError, PromptError, UnsupportedError
-from flexinfer.tokenizer import Detokenizer, Tokenizer, load_tokenizer
+from flexinfer.tokenizer import Tokenizer, bpe, load_tokenizer
 from flexinfer.tokenizer.specials import Specials
 
 BPE = load_tokenizer(byte_pairs("llama-bpe"))
@@ -85,6 +85,8 @@ def test_padding_of_the_vocabulary_is_known_and_silent() -> None:
     assert BPE.token_bytes(PAD) == b""
     assert SPM.unused_ids.tolist() == [SPM.vocab_size - 1]
     assert PAD not in BPE.encode("[PAD]")
+    assert BPE.sampled_rows(BPE.vocab_size + 100) == PAD
+    assert BPE.sampled_rows(10) == 10
 
 
 def test_a_space_goes_before_each_stretch_of_sentence_pieces() -> None:
@@ -145,7 +147,7 @@ def test_sentence_pieces_decoding_gives_the_text_back(text: str) -> None:
 def test_an_emoji_over_four_tokens_comes_whole(kind: str) -> None:
     tokenizer = KINDS[kind]
     ids = tokenizer.encode("a\U0001fabfb", bos=False)
-    stream = Detokenizer(tokenizer)
+    stream = tokenizer.detokenizer()
     pieces = [stream.push(i) for i in ids]
     assert pieces[-6:] == ["a", "", "", "", "\U0001fabf", "b"]
     assert stream.flush() == ""
@@ -155,7 +157,7 @@ def test_an_emoji_over_four_tokens_comes_whole(kind: str) -> None:
 @settings(deadline=None)
 def test_streamed_text_is_the_decoded_text(ids: list[int], kind: str) -> None:
     tokenizer = KINDS[kind]
-    stream = Detokenizer(tokenizer)
+    stream = tokenizer.detokenizer()
     streamed = "".join(map(stream.push, ids)) + stream.flush()
     whole = b"".join(map(tokenizer.token_bytes, ids))
     whole = whole.removeprefix(b" ") if tokenizer.prefixes_space else whole
@@ -164,7 +166,7 @@ def test_streamed_text_is_the_decoded_text(ids: list[int], kind: str) -> None:
 
 def test_an_incomplete_tail_is_flushed(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("a\U0001fabf", bos=False)[:-1]
-    stream = Detokenizer(tokenizer)
+    stream = tokenizer.detokenizer()
     assert "".join(map(stream.push, ids)) == "a"
     assert stream.flush() == "\ufffd"
 
@@ -222,6 +224,8 @@ def test_a_file_without_a_tokenizer_refuses_text_only(metadata: dict[str, Any]) 
     tokenizer = load_tokenizer(metadata | {"tokenizer.ggml.eos_token_id": 2})
     assert (tokenizer.eos_id, tokenizer.end_ids, tokenizer.vocab_size) == (2, {2}, 0)
     assert tokenizer.unused_ids.size == 0
+    assert tokenizer.sampled_rows(64) == 64
+    assert tokenizer.detokenizer().push(1) == ""
     for use in (lambda: tokenizer.encode("a"), lambda: tokenizer.decode([1])):
         with pytest.raises(UnsupportedError, match="no tokenizer"):
             use()
@@ -263,11 +267,20 @@ def test_long_texts_of_one_kind_take_linear_time() -> None:
             assert tokenizer.encode(text)
 
 
-def test_cutting_a_long_text_changes_no_ids() -> None:
-    lines = "".join(golden("texts.json").values()) + "\nx\n\ny.\nz \n \n 1\n22\r\n\t3"
-    for pre in ("llama-bpe", "gpt-2", "smollm", "default", "deepseek-v3", "tekken"):
+def test_cutting_a_long_text_changes_no_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "".join(golden("texts.json").values()) + "\nx\n\ny.\nz \n \n 1\n22\r\n\t3 a b  c"
+    for pre in (
+        "llama-bpe",
+        "dbrx",
+        "gpt-2",
+        "smollm",
+        "qwen2",
+        "default",
+        "deepseek-v3",
+        "tekken",
+    ):
         tokenizer = load_tokenizer(byte_pairs(pre))
-        words = tokenizer._pieces._library  # type: ignore[attr-defined]
-        text = lines * 20
-        uncut = words.encode(text, add_special_tokens=False).ids
-        assert tokenizer._pieces.encode(text) == uncut
+        uncut = tokenizer.encode(text)
+        with monkeypatch.context() as patch:
+            patch.setattr(bpe, "_CHUNK_CHARACTERS", 1)
+            assert tokenizer.encode(text) == uncut

@@ -61,6 +61,14 @@ class Tokenizer:
         """Ids that end an answer: eos, eot, eom, and the control tokens known to."""
         return self._vocabulary.end_ids
 
+    def sampled_rows(self, rows: int) -> int:
+        """How many of a model's `rows` logits, from the first on, stand for a token.
+
+        What follows is padding: of the embedding beyond the vocabulary, or of the vocabulary.
+        """
+        used = np.flatnonzero(self._vocabulary.types != UNUSED)
+        return min(rows, int(used[-1]) + 1) if used.size else rows
+
     @property
     def prefixes_space(self) -> bool:
         """Whether text gets a space in front, which `decode` takes away again."""
@@ -92,8 +100,12 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], *, continuing: bool = False) -> str:
         """The text of `ids`, control tokens left out; see Detokenizer for `continuing`."""
-        detokenizer = Detokenizer(self, continuing=continuing)
+        detokenizer = self.detokenizer(continuing=continuing)
         return "".join(map(detokenizer.push, ids)) + detokenizer.flush()
+
+    def detokenizer(self, *, continuing: bool = False) -> Detokenizer:
+        """For text that comes token by token."""
+        return Detokenizer(self, continuing=continuing)
 
     def token_bytes(self, token_id: int, *, control: bool = False) -> bytes:
         """The bytes that a token stands for; control tokens stand for none unless `control`."""
@@ -108,7 +120,7 @@ class Tokenizer:
 
 
 class MissingTokenizer(Tokenizer):
-    """Stands where a model file has no tokenizer: ids work, text is refused."""
+    """Stands where a model file has no tokenizer: text is refused; ids work and have no text."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(self, vocabulary, add_bos=False)
@@ -120,8 +132,11 @@ class MissingTokenizer(Tokenizer):
     def encode(self, text: str, *, special: bool = True, bos: bool = True) -> list[int]:
         raise self._refusal()
 
-    def token_bytes(self, token_id: int, *, control: bool = False) -> bytes:
+    def decode(self, ids: Iterable[int], *, continuing: bool = False) -> str:
         raise self._refusal()
+
+    def token_bytes(self, token_id: int, *, control: bool = False) -> bytes:
+        return b""
 
     def _refusal(self) -> UnsupportedError:
         return UnsupportedError(
