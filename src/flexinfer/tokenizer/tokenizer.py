@@ -42,6 +42,8 @@ class Tokenizer:
         self._all_special = Specials(vocabulary.control | vocabulary.user_defined)
         self.add_bos = add_bos
         self.unused_ids: NDArray[np.int64] = vocabulary.unused_ids
+        used = np.flatnonzero(vocabulary.types != UNUSED)
+        self._used_size = int(used[-1]) + 1 if used.size else 0
 
     @property
     def vocab_size(self) -> int:
@@ -58,7 +60,7 @@ class Tokenizer:
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """Ids that end an answer: eos, eot, eom, and the control tokens known to."""
+        """Ids that end an answer: eos, eot, eom, and control tokens known to do so."""
         return self._vocabulary.end_ids
 
     def sampled_rows(self, rows: int) -> int:
@@ -66,8 +68,7 @@ class Tokenizer:
 
         What follows is padding: of the embedding beyond the vocabulary, or of the vocabulary.
         """
-        used = np.flatnonzero(self._vocabulary.types != UNUSED)
-        return min(rows, int(used[-1]) + 1) if used.size else rows
+        return min(rows, self._used_size) if self._used_size else rows
 
     @property
     def prefixes_space(self) -> bool:
