@@ -1,0 +1,13 @@
+// The module flexinfer._kernels.
+#include <nanobind/nanobind.h>
+
+namespace flexinfer {
+void bind_linear(nanobind::module_& m);
+void bind_ops(nanobind::module_& m);
+}  // namespace flexinfer
+
+NB_MODULE(_kernels, m) {
+  m.doc() = "The CPU kernels: products with quantised weights, attention, and the small operations between.";
+  flexinfer::bind_ops(m);
+  flexinfer::bind_linear(m);
+}

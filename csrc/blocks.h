@@ -1,0 +1,209 @@
+// The block types. Each says how 16 file rows become an interleaved block, and how an interleaved block is unpacked into
+// the common form: 32 inputs × 16 rows of unsigned bytes w (dword e of a lane holds inputs 4e..4e+3 of that row), with
+//   value = (d · s) · (w − kOffset) − (dmin · m)
+// where s and m are small integers for each 32 (kSubs = 1) or 16 inputs (2), or left out (0).
+#pragma once
+
+#include "linear.h"
+
+namespace flexinfer::FI_NS {
+
+using Rows16 = const uint8_t* const*;  // 16 file rows
+
+// 2 bytes of each row side by side.
+static FI_INLINE void interleave_half(Rows16 rows, size_t offset, uint8_t* out) {
+  for (int row = 0; row < kLanes; ++row) std::memcpy(out + 2 * row, rows[row] + offset, 2);
+}
+// 16·n bytes of each row side by side by dwords.
+template <int N>
+static FI_INLINE void interleave_dwords(Rows16 rows, size_t offset, uint8_t* out) {
+  for (int i = 0; i < N; ++i) {
+    i32x16 dwords[4];
+    transpose_dwords(rows, offset + 16 * i, dwords);
+    for (int e = 0; e < 4; ++e) store64(out + 256 * i + 64 * e, dwords[e]);
+  }
+}
+static FI_INLINE void interleave_dword(Rows16 rows, size_t offset, uint8_t* out) {
+  for (int row = 0; row < kLanes; ++row) std::memcpy(out + 4 * row, rows[row] + offset, 4);
+}
+
+static FI_INLINE i32x16 bytes(int value) { return set1_i32(value * 0x01010101); }
+static FI_INLINE i32x16 low_nibbles(i32x16 a) { return bit_and(a, bytes(0x0f)); }
+static FI_INLINE i32x16 high_nibbles(i32x16 a) { return bit_and(shr<4>(a), bytes(0x0f)); }
+template <int Byte>
+static FI_INLINE i32x16 unsigned_byte(i32x16 a) {
+  return Byte == 3 ? shr<24>(a) : bit_and(shr<8 * Byte>(a), set1_i32(0xff));
+}
+template <int Byte>
+static FI_INLINE i32x16 signed_byte(i32x16 a) { return sar<24>(shl<24 - 8 * Byte>(a)); }
+
+// Scales of one 32-input part; what a type does not have stays unset and unread.
+struct Scales {
+  f32x16 d, dmin;
+  i32x16 s[2], m[2];
+};
+
+// Nibble pairs of 32 inputs: dword e holds inputs 4e.. in its low and 16 + 4e.. in its high nibbles.
+static FI_INLINE void unpack_nibbles(const uint8_t* dwords, i32x16 w[8]) {
+  for (int e = 0; e < 4; ++e) {
+    const i32x16 pairs = load64(dwords + 64 * e);
+    w[e] = low_nibbles(pairs);
+    w[e + 4] = high_nibbles(pairs);
+  }
+}
+
+// A block of one value; accumulate() has a form of its own for it.
+struct F32 {
+  static constexpr int kId = 0, kColumns = 1, kBytes = 4;
+  static constexpr bool kFloat = true;
+  static FI_INLINE void interleave(Rows16 rows, uint8_t* out) { interleave_dword(rows, 0, out); }
+};
+
+struct Q4_0 {
+  static constexpr int kId = 2, kColumns = 32, kBytes = 18, kOffset = 8, kSubs = 0, kMinima = 0;
+  static constexpr bool kFloat = false;
+  struct Header { f32x16 d; };
+  static FI_INLINE void interleave(Rows16 rows, uint8_t* out) {
+    interleave_half(rows, 0, out);
+    interleave_dwords<1>(rows, 2, out + 32);
+  }
+  static FI_INLINE Header header(const uint8_t* block) { return {load_f16(block)}; }
+  template <int> static FI_INLINE void unpack(const uint8_t* block, i32x16 w[8]) { unpack_nibbles(block + 32, w); }
+  template <int> static FI_INLINE void scales(const Header& h, Scales& s) { s.d = h.d; }
+};
+
+struct Q4_1 {
+  static constexpr int kId = 3, kColumns = 32, kBytes = 20, kOffset = 0, kSubs = 0, kMinima = 1;
+  static constexpr bool kFloat = false;
+  struct Header { f32x16 d, m; };
+  static FI_INLINE void interleave(Rows16 rows, uint8_t* out) {
+    interleave_half(rows, 0, out);
+    interleave_half(rows, 2, out + 32);
+    interleave_dwords<1>(rows, 4, out + 64);
+  }
+  static FI_INLINE Header header(const uint8_t* block) { return {load_f16(block), load_f16(block + 32)}; }
+  template <int> static FI_INLINE void unpack(const uint8_t* block, i32x16 w[8]) { unpack_nibbles(block + 64, w); }
+  template <int> static FI_INLINE void scales(const Header& h, Scales& s) {
+    s.d = h.d;
+    s.dmin = neg(h.m);
+  }
+};
+
+struct Q5_0 {
+  static constexpr int kId = 6, kColumns = 32, kBytes = 22, kOffset = 16, kSubs = 0, kMinima = 0;
+  static constexpr bool kFloat = false;
+  struct Header { f32x16 d; };
+  static FI_INLINE void interleave(Rows16 rows, uint8_t* out) {
+    interleave_half(rows, 0, out);
+    interleave_dword(rows, 2, out + 32);
+    interleave_dwords<1>(rows, 6, out + 96);
+  }
+  static FI_INLINE Header header(const uint8_t* block) { return {load_f16(block)}; }
+  template <int> static FI_INLINE void unpack(const uint8_t* block, i32x16 w[8]) {
+    unpack_nibbles(block + 96, w);
+    const i32x16 fifth = load64(block + 32);  // bit i belongs to input i
+    w[0] = bit_or(w[0], spread<0>(fifth)), w[1] = bit_or(w[1], spread<4>(fifth));
+    w[2] = bit_or(w[2], spread<8>(fifth)), w[3] = bit_or(w[3], spread<12>(fifth));
+    w[4] = bit_or(w[4], spread<16>(fifth)), w[5] = bit_or(w[5], spread<20>(fifth));
+    w[6] = bit_or(w[6], spread<24>(fifth)), w[7] = bit_or(w[7], spread<28>(fifth));
+  }
+  template <int> static FI_INLINE void scales(const Header& h, Scales& s) { s.d = h.d; }
+
+  // Bits First..First+3 to bit 4 of the four bytes: the product puts copies 7 apart, no two overlapping.
+  template <int First>
+  static FI_INLINE i32x16 spread(i32x16 bits) {
+    const i32x16 four = bit_and(shr<First>(bits), set1_i32(0xf));
+    return bit_and(mul(four, set1_i32(0x00204081 << 4)), bytes(0x10));
+  }
+};
+
+struct Q8_0 {
+  static constexpr int kId = 8, kColumns = 32, kBytes = 34, kOffset = 128, kSubs = 0, kMinima = 0;
+  static constexpr bool kFloat = false;
+  struct Header { f32x16 d; };
+  static FI_INLINE void interleave(Rows16 rows, uint8_t* out) {
+    interleave_half(rows, 0, out);
+    interleave_dwords<2>(rows, 2, out + 32);
+  }
+  static FI_INLINE Header header(const uint8_t* block) { return {load_f16(block)}; }
+  template <int> static FI_INLINE void unpack(const uint8_t* block, i32x16 w[8]) {
+    const i32x16 top = set1_i32(static_cast<int32_t>(0x80808080));
+    for (int e = 0; e < 8; ++e) w[e] = bit_xor(load64(block + 32 + 64 * e), top);
+  }
+  template <int> static FI_INLINE void scales(const Header& h, Scales& s) { s.d = h.d; }
+};
+
+// d, dmin; eight 6-bit scales and minima in 12 bytes; part p in the low (even p) or high nibbles of 32 bytes.
+struct Q4_K {
+  static constexpr int kId = 12, kColumns = 256, kBytes = 144, kOffset = 0, kSubs = 1, kMinima = 1;
+  static constexpr bool kFloat = false;
+  struct Header {
+    f32x16 d, dmin;
+    i32x16 s[2], m[2];  // a byte per part: 0..3 and 4..7
+  };
+  static FI_INLINE void interleave(Rows16 rows, uint8_t* out) {
+    interleave_half(rows, 0, out);
+    interleave_half(rows, 2, out + 32);
+    i32x16 dwords[4];  // the first is d and dmin again
+    transpose_dwords(rows, 0, dwords);
+    for (int e = 0; e < 3; ++e) store64(out + 64 + 64 * e, dwords[e + 1]);
+    interleave_dwords<8>(rows, 16, out + 256);
+  }
+  static FI_INLINE Header header(const uint8_t* block) {
+    const i32x16 a = load64(block + 64), b = load64(block + 128), c = load64(block + 192);
+    return {load_f16(block), load_f16(block + 32),
+            {bit_and(a, bytes(0x3f)), bit_or(low_nibbles(c), bit_and(shr<2>(a), bytes(0x30)))},
+            {bit_and(b, bytes(0x3f)), bit_or(high_nibbles(c), bit_and(shr<2>(b), bytes(0x30)))}};
+  }
+  template <int Part> static FI_INLINE void unpack(const uint8_t* block, i32x16 w[8]) {
+    for (int e = 0; e < 8; ++e) {
+      const i32x16 pairs = load64(block + 256 + 512 * (Part / 2) + 64 * e);
+      w[e] = Part % 2 ? high_nibbles(pairs) : low_nibbles(pairs);
+    }
+  }
+  template <int Part> static FI_INLINE void scales(const Header& h, Scales& s) {
+    s.d = h.d;
+    s.dmin = h.dmin;
+    s.s[0] = unsigned_byte<Part % 4>(h.s[Part / 4]);
+    s.m[0] = unsigned_byte<Part % 4>(h.m[Part / 4]);
+  }
+};
+
+// In each half of 128 inputs, parts 0 and 1 take the low, 2 and 3 the high nibbles of 64 bytes, and bits 2p, 2p+1 of 32
+// bytes; 16 signed scales; d last.
+struct Q6_K {
+  static constexpr int kId = 14, kColumns = 256, kBytes = 210, kOffset = 32, kSubs = 2, kMinima = 0;
+  static constexpr bool kFloat = false;
+  static constexpr int kHigh = 2048, kScales = 3072, kD = 3328;  // offsets in the interleaved block
+  struct Header {
+    f32x16 d;
+    i32x16 s[4];
+  };
+  static FI_INLINE void interleave(Rows16 rows, uint8_t* out) {
+    interleave_dwords<13>(rows, 0, out);
+    interleave_half(rows, 208, out + kD);
+  }
+  static FI_INLINE Header header(const uint8_t* block) {
+    return {load_f16(block + kD),
+            {load64(block + kScales), load64(block + kScales + 64), load64(block + kScales + 128),
+             load64(block + kScales + 192)}};
+  }
+  template <int Part> static FI_INLINE void unpack(const uint8_t* block, i32x16 w[8]) {
+    constexpr int kHalf = Part / 4, kQuarter = Part % 4;
+    const uint8_t* low = block + 1024 * kHalf + 512 * (kQuarter % 2);
+    const uint8_t* high = block + kHigh + 512 * kHalf;
+    for (int e = 0; e < 8; ++e) {
+      const i32x16 pairs = load64(low + 64 * e), bits = load64(high + 64 * e);
+      const i32x16 nibble = kQuarter < 2 ? low_nibbles(pairs) : high_nibbles(pairs);
+      const i32x16 top = kQuarter == 0 ? shl<4>(bits) : kQuarter == 1 ? shl<2>(bits) : kQuarter == 2 ? bits : shr<2>(bits);
+      w[e] = bit_or(nibble, bit_and(top, bytes(0x30)));
+    }
+  }
+  template <int Part> static FI_INLINE void scales(const Header& h, Scales& s) {
+    s.d = h.d;
+    s.s[0] = signed_byte<2 * Part % 4>(h.s[Part / 2]);
+    s.s[1] = signed_byte<2 * Part % 4 + 1>(h.s[Part / 2]);
+  }
+};
+
+}  // namespace flexinfer::FI_NS

@@ -1,0 +1,255 @@
+// The product kernels over every block type. One accumulator chain per output: blocks in column order, so the bits
+// depend neither on the number of tokens, nor on threads, cuts at groups, or the layout.
+#pragma once
+
+#include "blocks.h"
+#include "linear.h"
+#include "quantize.h"
+
+namespace flexinfer::FI_NS {
+
+constexpr int kMaxTile = 8;             // tokens whose accumulators stay in registers
+constexpr int64_t kTokenBlock = 256;    // tokens whose accumulators stay in cache
+constexpr int64_t kGroupBlock = 4;      // groups that share the activations in cache
+constexpr int64_t kChunkRowBytes = 1024;  // of a file row that are interleaved at a time
+constexpr size_t kTileBytes = kGroupBlock * kGroupRows * kChunkRowBytes;
+constexpr size_t kScratchBytes = kTileBytes + sizeof(float) * kGroupBlock * kTokenBlock * kLanes;
+
+alignas(64) static const uint8_t kZeros[kChunkRowBytes] = {};
+
+// The columns of whole blocks that a chunk holds.
+template <class Type>
+constexpr int64_t kChunkColumns = kChunkRowBytes / Type::kBytes * Type::kColumns;
+
+template <class Type>
+constexpr int64_t kActivationBytes = Type::kFloat ? sizeof(float) : sizeof(ActivationBlock);
+template <class Type>
+constexpr int64_t kActivationColumns = Type::kFloat ? 1 : kActivationValues;
+
+// Σ w·x over 4·N inputs, from `start`.
+template <int N>
+static FI_INLINE i32x16 dot(i32x16 start, const i32x16* w, const int8_t* q) {
+  FI_UNROLL
+  for (int e = 0; e < N; ++e) start = dpbusd(start, w[e], broadcast32(q + 4 * e));
+  return start;
+}
+
+template <class Type>
+static FI_INLINE f32x16 accumulate_part(const i32x16 w[8], const Scales& scales, const ActivationBlock& x, f32x16 acc) {
+  const auto offset = [](const int32_t& minus_sum) {  // what the weights' offset adds: exact
+    return Type::kOffset ? mul(set1_i32(Type::kOffset), broadcast32(&minus_sum)) : set1_i32(0);
+  };
+  i32x16 sum;
+  if constexpr (Type::kSubs == 2) {
+    sum = add(mul(scales.s[0], dot<4>(offset(x.minus_sum[0]), w, x.q)),
+              mul(scales.s[1], dot<4>(offset(x.minus_sum[1]), w + 4, x.q + 16)));
+  } else {
+    sum = dot<8>(offset(x.minus_total), w, x.q);
+    if constexpr (Type::kSubs == 1) sum = mul(scales.s[0], sum);
+  }
+  const f32x16 scale = set1(x.scale);
+  acc = fma(to_f32(sum), mul(scales.d, scale), acc);
+  if constexpr (Type::kMinima) {
+    i32x16 minus;
+    if constexpr (Type::kSubs == 2)
+      minus = add(mul(scales.m[0], broadcast32(&x.minus_sum[0])), mul(scales.m[1], broadcast32(&x.minus_sum[1])));
+    else if constexpr (Type::kSubs == 1)
+      minus = mul(scales.m[0], broadcast32(&x.minus_total));
+    else
+      minus = broadcast32(&x.minus_total);
+    acc = fma(to_f32(minus), mul(scales.dmin, scale), acc);
+  }
+  return acc;
+}
+
+// The parts (32 inputs each) of one block, for `Tokens` tokens.
+template <class Type, int Tokens, int Part = 0>
+static FI_INLINE void accumulate_block(const uint8_t* block, const typename Type::Header& header, const uint8_t* x,
+                                       int64_t x_stride, f32x16 acc[Tokens]) {
+  i32x16 w[8];
+  Scales scales;
+  Type::template unpack<Part>(block, w);
+  Type::template scales<Part>(header, scales);
+  FI_UNROLL
+  for (int t = 0; t < Tokens; ++t)
+    acc[t] = accumulate_part<Type>(w, scales, reinterpret_cast<const ActivationBlock*>(x + t * x_stride)[Part], acc[t]);
+  if constexpr ((Part + 1) * kActivationValues < Type::kColumns)
+    accumulate_block<Type, Tokens, Part + 1>(block, header, x, x_stride, acc);
+}
+
+// Adds `blocks` interleaved blocks of one group to sums[token][16].
+template <class Type, int Tokens>
+static void accumulate(const uint8_t* block, int64_t blocks, const uint8_t* x, int64_t x_stride, float* sums) {
+  f32x16 acc[Tokens];
+  FI_UNROLL
+  for (int t = 0; t < Tokens; ++t) acc[t] = load(sums + kLanes * t);
+  for (; blocks > 0; --blocks, block += kGroupRows * Type::kBytes) {
+    if constexpr (Type::kFloat) {
+      const f32x16 w = load(reinterpret_cast<const float*>(block));
+      FI_UNROLL
+      for (int t = 0; t < Tokens; ++t)
+        acc[t] = fma(w, set1(*reinterpret_cast<const float*>(x + t * x_stride)), acc[t]);
+      x += sizeof(float);
+    } else {
+      accumulate_block<Type, Tokens>(block, Type::header(block), x, x_stride, acc);
+      x += Type::kColumns / kActivationValues * sizeof(ActivationBlock);
+    }
+  }
+  FI_UNROLL
+  for (int t = 0; t < Tokens; ++t) store(sums + kLanes * t, acc[t]);
+}
+
+template <class Type>
+static void accumulate_tokens(const uint8_t* block, int64_t blocks, const uint8_t* x, int64_t x_stride, int64_t tokens,
+                              float* sums) {
+  const auto step = [&](auto kernel, int n) {
+    for (; tokens >= n; tokens -= n, x += n * x_stride, sums += n * kLanes) kernel(block, blocks, x, x_stride, sums);
+  };
+  step(accumulate<Type, 8>, 8);
+  step(accumulate<Type, 4>, 4);
+  step(accumulate<Type, 2>, 2);
+  step(accumulate<Type, 1>, 1);
+}
+
+// `blocks` blocks of `rows` file rows, row_bytes apart, to interleaved ones; the rows that a group lacks are zero.
+// At most kChunkRowBytes of each row.
+template <class Type>
+static void interleave_chunk(const uint8_t* source, int64_t row_bytes, int64_t rows, int64_t blocks, uint8_t* out) {
+  const uint8_t* at[kLanes];
+  for (int row = 0; row < kLanes; ++row) at[row] = row < rows ? source + row * row_bytes : kZeros;
+  for (; blocks > 0; --blocks, out += kGroupRows * Type::kBytes) {
+    Type::interleave(at, out);
+    for (int row = 0; row < kLanes; ++row) at[row] += Type::kBytes;
+  }
+}
+
+template <class Type>
+static void interleave(const uint8_t* source, int64_t rows, int64_t columns, uint8_t* out) {
+  const int64_t row_bytes = columns / Type::kColumns * Type::kBytes;
+  for (int64_t column = 0; column < columns; column += kChunkColumns<Type>) {
+    const int64_t chunk = columns - column < kChunkColumns<Type> ? columns - column : kChunkColumns<Type>;
+    const int64_t start = column / Type::kColumns * Type::kBytes, blocks = chunk / Type::kColumns;
+    interleave_chunk<Type>(source + start, row_bytes, rows, blocks, out + kGroupRows * start);
+  }
+}
+
+// out = epilogue(out, sums + bias) for one group and token.
+static FI_INLINE void finish(const LinearJob& job, int64_t group, int64_t token, const float* sums) {
+  const int64_t row = group * kGroupRows;
+  const int rows = job.rows - row < kGroupRows ? static_cast<int>(job.rows - row) : static_cast<int>(kGroupRows);
+  float* out = job.out + token * job.out_stride + row;
+  f32x16 y = load(sums);
+  if (job.bias) y = add(y, load_part(job.bias + row, rows));
+  if (job.epilogue == Epilogue::kAdd) y = add(load_part(out, rows), y);
+  if (job.epilogue == Epilogue::kSiluMul) y = mul(silu_ps(load_part(out, rows)), y);
+  if (job.epilogue == Epilogue::kGeluMul) y = mul(gelu_ps(load_part(out, rows)), y);
+  store_part(out, y, rows);
+}
+
+// Up to kGroupBlock groups and kTokenBlock tokens, by chunks of columns.
+template <class Type>
+static void linear_tile(const LinearJob& job, int64_t first_group, int64_t groups, int64_t first_token, int64_t tokens,
+                        uint8_t* scratch) {
+  float* sums = reinterpret_cast<float*>(scratch + kTileBytes);
+  std::memset(sums, 0, sizeof(float) * static_cast<size_t>(groups * tokens * kLanes));
+  const int64_t row_bytes = job.columns / Type::kColumns * Type::kBytes;
+  const int64_t step = tokens == 1 && job.interleaved ? job.columns : kChunkColumns<Type>;
+  for (int64_t column = 0; column < job.columns; column += step) {
+    const int64_t blocks = (job.columns - column < step ? job.columns - column : step) / Type::kColumns;
+    const int64_t start = column / Type::kColumns * Type::kBytes;
+    const uint8_t* tile[kGroupBlock];
+    for (int64_t g = 0; g < groups; ++g) {
+      const int64_t row = (first_group + g) * kGroupRows;
+      if (job.interleaved) {
+        tile[g] = job.weights + row * row_bytes + kGroupRows * start;
+      } else {
+        uint8_t* own = scratch + g * kGroupRows * kChunkRowBytes;
+        interleave_chunk<Type>(job.weights + row * row_bytes + start, row_bytes, job.rows - row, blocks, own);
+        tile[g] = own;
+      }
+    }
+    const uint8_t* x = job.x + first_token * job.x_stride_bytes +
+                       column / kActivationColumns<Type> * kActivationBytes<Type>;
+    for (int64_t t = 0; t < tokens; t += kMaxTile) {
+      const int64_t some = tokens - t < kMaxTile ? tokens - t : kMaxTile;
+      for (int64_t g = 0; g < groups; ++g)
+        accumulate_tokens<Type>(tile[g], blocks, x + t * job.x_stride_bytes, job.x_stride_bytes, some,
+                                sums + (g * tokens + t) * kLanes);
+    }
+  }
+  for (int64_t g = 0; g < groups; ++g)
+    for (int64_t t = 0; t < tokens; ++t) finish(job, first_group + g, first_token + t, sums + (g * tokens + t) * kLanes);
+}
+
+template <class Type>
+static void linear(const LinearJob& job, int64_t first_group, int64_t last_group, uint8_t* scratch) {
+  const int64_t most = job.tokens == 1 ? 1 : kGroupBlock;
+  for (int64_t group = first_group; group < last_group; group += most) {
+    const int64_t groups = last_group - group < most ? last_group - group : most;
+    for (int64_t token = 0; token < job.tokens; token += kTokenBlock) {
+      const int64_t tokens = job.tokens - token < kTokenBlock ? job.tokens - token : kTokenBlock;
+      linear_tile<Type>(job, group, groups, token, tokens, scratch);
+    }
+  }
+}
+
+// The 16 blocks of one row that start at `block`, interleaved as if they were 16 rows, to float32.
+template <class Type, int Part = 0>
+static void dequantize_parts(const uint8_t* tile, int blocks, float* out) {
+  i32x16 w[8];
+  Scales scales;
+  Type::template unpack<Part>(tile, w);
+  Type::template scales<Part>(Type::header(tile), scales);
+  for (int e = 0; e < 8; ++e) {
+    f32x16 d = scales.d;
+    if constexpr (Type::kSubs) d = mul(d, to_f32(scales.s[Type::kSubs == 2 ? e / 4 : 0]));
+    f32x16 minimum = scales.dmin;
+    if constexpr (Type::kSubs && Type::kMinima) minimum = mul(minimum, to_f32(scales.m[Type::kSubs == 2 ? e / 4 : 0]));
+    i32x16 quads = w[e];
+    for (int i = 0; i < 4; ++i, quads = shr<8>(quads)) {
+      f32x16 value = mul(d, to_f32(sub(bit_and(quads, set1_i32(0xff)), set1_i32(Type::kOffset))));
+      if constexpr (Type::kMinima) value = sub(value, minimum);
+      float lanes[kLanes];
+      store(lanes, value);
+      for (int b = 0; b < blocks; ++b) out[b * Type::kColumns + Part * 32 + 4 * e + i] = lanes[b];
+    }
+  }
+  if constexpr ((Part + 1) * kActivationValues < Type::kColumns) dequantize_parts<Type, Part + 1>(tile, blocks, out);
+}
+
+template <class Type>
+static void dequantize(const uint8_t* source, int64_t columns, float* out) {
+  if constexpr (Type::kFloat) {
+    std::memcpy(out, source, sizeof(float) * static_cast<size_t>(columns));
+  } else {
+    for (int64_t left = columns / Type::kColumns; left > 0; left -= kLanes) {
+      const int blocks = left < kLanes ? static_cast<int>(left) : kLanes;
+      alignas(64) uint8_t tile[kLanes * Type::kBytes];
+      interleave_chunk<Type>(source, Type::kBytes, blocks, 1, tile);
+      dequantize_parts<Type>(tile, blocks, out);
+      source += blocks * Type::kBytes;
+      out += blocks * Type::kColumns;
+    }
+  }
+}
+
+static uint32_t read(const uint8_t* memory, int64_t bytes) {
+  i32x16 bits[4] = {set1_i32(0), set1_i32(0), set1_i32(0), set1_i32(0)};
+  for (int64_t i = 0; i + 256 <= bytes; i += 256)
+    FI_UNROLL
+    for (int j = 0; j < 4; ++j) bits[j] = bit_or(bits[j], load64(memory + i + 64 * j));
+  return static_cast<uint32_t>(reduce_add(bit_or(bit_or(bits[0], bits[1]), bit_or(bits[2], bits[3]))));
+}
+
+template <class Type>
+static constexpr TypeKernels kTypeKernels{Type::kId,    Type::kColumns,   Type::kBytes,    Type::kFloat,
+                                          linear<Type>, interleave<Type>, dequantize<Type>};
+
+static constexpr TypeKernels kTypes[] = {
+    kTypeKernels<F32>,  kTypeKernels<Q4_0>, kTypeKernels<Q4_1>, kTypeKernels<Q5_0>,
+    kTypeKernels<Q8_0>, kTypeKernels<Q4_K>, kTypeKernels<Q6_K>,
+};
+
+static constexpr LinearKernels kLinearKernels{kTypes, sizeof kTypes / sizeof *kTypes, kScratchBytes, quantize, read};
+
+}  // namespace flexinfer::FI_NS
