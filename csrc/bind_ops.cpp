@@ -41,7 +41,7 @@ void require_at_least(const char* what, int64_t actual, int64_t least) {
 template <class Array>
 Rows rows_of(const char* name, const Array& array) {
   const int64_t rows = array.shape(0), width = array.shape(1);
-  if (width > 1 && array.stride(1) != 1) refuse(std::string(name) + " must have contiguous rows");
+  if (rows > 0 && width > 1 && array.stride(1) != 1) refuse(std::string(name) + " must have contiguous rows");
   if (rows > 1 && array.stride(0) < width) refuse(std::string(name) + " has rows that overlap or run backwards");
   return {const_cast<float*>(array.data()), rows, width, array.stride(0)};
 }
@@ -84,9 +84,8 @@ void bind_rope(Context& context, const Matrix& x, int64_t heads, int64_t head_di
   if (table.width % 2 != 0 || table.width > head_dim)
     refuse("width of angles is " + std::to_string(table.width) + ", must be even and at most head_dim, " +
            std::to_string(head_dim));
-  if (table.rows > 1) require_equal("row stride of angles", table.stride, table.width);
   nb::gil_scoped_release release;
-  rope(context, in_place, heads, table.data, table.width / 2, adjacent);
+  rope(context, in_place, heads, table, adjacent);
 }
 
 void bind_scale(Context& context, const Matrix& x, float factor) {
@@ -128,7 +127,7 @@ KvPages pages_of(uintptr_t pages, int64_t page_stride_bytes, const Ints& table, 
                    value_bytes};
   require_at_least("page_stride_bytes", page_stride_bytes, 2 * kv.half_bytes());
   require_at_least("start", start, 0);
-  const int64_t needed = (start + tokens + kPageTokens - 1) / kPageTokens;
+  const int64_t needed = start / kPageTokens + (start % kPageTokens + tokens + kPageTokens - 1) / kPageTokens;
   require_at_least("size of table", table.shape(0), needed);
   for (int64_t page = 0; page < needed; ++page) require_at_least("page number", table.data()[page], 0);
   return kv;

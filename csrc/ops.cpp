@@ -30,12 +30,12 @@ void rms_norm(Context& context, const Rows& x, const float* weight, float eps, b
            [&](int64_t i) { ops.rms_norm(x.row(i), weight, x.width, eps, accumulate, out.row(i)); });
 }
 
-void rope(Context& context, const Rows& x, int64_t heads, const float* angles, int64_t pairs, bool adjacent) {
+void rope(Context& context, const Rows& x, int64_t heads, const Rows& angles, bool adjacent) {
   const OpsKernels& ops = context.kernels().ops;
   const int64_t head_dim = x.width / heads;
   for_each(context, x.rows, x.width, [&](int64_t i) {
     for (int64_t head = 0; head < heads; ++head)
-      ops.rope(x.row(i) + head * head_dim, angles + i * 2 * pairs, pairs, adjacent);
+      ops.rope(x.row(i) + head * head_dim, angles.row(i), angles.width / 2, adjacent);
   });
 }
 
@@ -63,6 +63,7 @@ void kv_append(Context& context, const KvPages& kv, const float* k, int64_t k_st
 }
 
 void attention(Context& context, const Attention& args) {
+  if (args.tokens == 0) return;
   constexpr int64_t kQueries = 48;       // per task: the conversion of a tile is then a few percent of its use
   constexpr int64_t kTasksPerThread = 3;  // for balance; below that the heads of a kv head are split too
   const AttentionKernels& kernels = context.kernels().attention;

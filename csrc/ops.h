@@ -30,7 +30,7 @@ struct OpsKernels {
 class Context;
 
 void rms_norm(Context& context, const Rows& x, const float* weight, float eps, bool accumulate, const Rows& out);
-void rope(Context& context, const Rows& x, int64_t heads, const float* angles, int64_t pairs, bool adjacent);
+void rope(Context& context, const Rows& x, int64_t heads, const Rows& angles, bool adjacent);
 void scale(Context& context, const Rows& x, float factor);
 void softcap(Context& context, const Rows& x, float cap);
 void exp_rows(Context& context, const Rows& x);

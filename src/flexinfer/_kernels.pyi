@@ -1,0 +1,106 @@
+"""The CPU kernels. Arrays are float32 unless said; rows are contiguous and may be strided.
+
+Wrong shapes and sizes raise ValueError, wrong element types TypeError. Calls release the GIL; those
+that share a Context take turns. No result depends on the batch, the threads or the instruction set.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+_Floats = NDArray[np.float32]
+
+KV_PAGE_TOKENS: int
+
+def available_isas() -> list[str]:
+    """Instruction sets that this build has and this processor runs, the best last."""
+
+class Context:
+    """What a call runs in: `threads` threads (the caller is one), an instruction set, scratch."""
+
+    def __init__(self, threads: int, isa: str | None = None) -> None:
+        """None takes the best. ValueError for threads < 1 and for an ISA not available here."""
+    @property
+    def threads(self) -> int: ...
+    @property
+    def isa(self) -> str: ...
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of scratch memory held; it grows on demand and is never given back."""
+
+def rms_norm(ctx: Context, x: _Floats, weight: _Floats, eps: float, out: _Floats) -> None:
+    """out[n, d] = x / sqrt(mean(x^2) + eps) * weight[d], row by row; out may be x."""
+
+def rms_norm_add(ctx: Context, x: _Floats, weight: _Floats, eps: float, out: _Floats) -> None:
+    """out[n, d] += x / sqrt(mean(x^2) + eps) * weight[d], row by row."""
+
+def rope_angles(
+    inv_freq: NDArray[np.float64], positions: NDArray[np.int32], magnitude: float, out: _Floats
+) -> None:
+    """out[i, :pairs] = cos(inv_freq * positions[i]) * magnitude, out[i, pairs:] the sines.
+
+    Computed in float64, then rounded.
+    """
+
+def rope(
+    ctx: Context, x: _Floats, heads: int, head_dim: int, angles: _Floats, adjacent: bool
+) -> None:
+    """Turn the first 2 * pairs elements of every head of x[n, heads * head_dim] in place.
+
+    `angles` is [n, 2 * pairs]. Pairs are (i, i + pairs), or (2i, 2i + 1) where `adjacent`.
+    """
+
+def scale(ctx: Context, x: _Floats, factor: float) -> None:
+    """x[n, d] *= factor, in place."""
+
+def softcap(ctx: Context, x: _Floats, cap: float) -> None:
+    """x[n, d] = cap * tanh(x / cap), in place."""
+
+def exp(ctx: Context, x: _Floats) -> None:
+    """x[n, d] = exp(x) in place: the exponential that attention uses."""
+
+def kv_page_bytes(kv_heads: int, head_dim: int, value_bytes: int) -> int:
+    """Bytes of one layer's part of a page of KV_PAGE_TOKENS positions, keys and values.
+
+    value_bytes is 2 (float16) or 4 (float32).
+    """
+
+def kv_append(
+    ctx: Context,
+    k: _Floats,
+    v: _Floats,
+    pages: int,
+    page_stride_bytes: int,
+    table: NDArray[np.int32],
+    start: int,
+    kv_heads: int,
+    head_dim: int,
+    value_bytes: int,
+) -> None:
+    """Write k and v[n, kv_heads * head_dim] to the positions start .., rounded to the cache's type.
+
+    `pages` is the address of the layer's part of page 0, table[position // 64] the page of a
+    position. The caller vouches for the memory of every page in the table.
+    """
+
+def attention(
+    ctx: Context,
+    q: _Floats,
+    out: _Floats,
+    pages: int,
+    page_stride_bytes: int,
+    table: NDArray[np.int32],
+    start: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    value_bytes: int,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> None:
+    """Attention of q[n, heads * head_dim] at the positions start .., whose keys are in the cache.
+
+    A token at position p sees the keys max(0, p - window + 1) .. p (window 0: all up to p). Scores
+    are q.k * scale, then softcap * tanh(score / softcap) where softcap is not 0. head_dim is even
+    and at most 512.
+    """
