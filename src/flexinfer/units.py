@@ -19,7 +19,9 @@ def parse_bytes(text: str | int) -> int:
         return text
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if not match or match[2].upper() not in _UNITS:
-        raise OptionError(f"not a size: {text!r}", "write for example 8GiB, 512MiB, 4GB or 1073741824")
+        raise OptionError(
+            f"not a size: {text!r}", "write for example 8GiB, 512MiB, 4GB or 1073741824"
+        )
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
@@ -28,6 +30,12 @@ def format_bytes(n: int) -> str:
     value = float(n)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(value) < 1024:
-            return f"{n} B" if unit == "B" else f"{value:.3g} {unit}" if value < 100 else f"{value:.0f} {unit}"
+            return (
+                f"{n} B"
+                if unit == "B"
+                else f"{value:.3g} {unit}"
+                if value < 100
+                else f"{value:.0f} {unit}"
+            )
         value /= 1024
     return f"{value:.2f} TiB"

@@ -1,0 +1,43 @@
+"""A model opened: headers, spec, the list of its weights, its tokenizer. No weight has been read."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from flexinfer.formats.checkpoint import Checkpoint
+from flexinfer.formats.open import open_checkpoint
+from flexinfer.memory.budget import resident_bytes
+from flexinfer.models.from_gguf import spec_from_gguf
+from flexinfer.models.spec import ModelSpec
+from flexinfer.models.weights import ModelWeights, collect_weights
+from flexinfer.tokenizer import Tokenizer, load_chat_template, load_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What `open_model` returns; `base_bytes` were resident before the tokenizer, `tokenizer_bytes` are its own."""
+
+    checkpoint: Checkpoint
+    spec: ModelSpec
+    weights: ModelWeights
+    tokenizer: Tokenizer
+    base_bytes: int
+    tokenizer_bytes: int
+
+    @property
+    def path(self) -> Path:
+        return self.checkpoint.path
+
+    def chat_prompt(self, messages: list[dict[str, str]]) -> list[int]:
+        """Token ids of a conversation by the model's own template. Raises PromptError without one."""
+        template = load_chat_template(self.checkpoint.metadata, self.tokenizer)
+        return self.tokenizer.encode(template.render(messages))
+
+
+def open_model(path: str | Path) -> Model:
+    """Read headers and build the tokenizer. Raises FlexInferError subclasses."""
+    checkpoint = open_checkpoint(path)
+    spec = spec_from_gguf(checkpoint)
+    weights = collect_weights(checkpoint, spec)
+    base = resident_bytes()
+    tokenizer = load_tokenizer(checkpoint.metadata)
+    return Model(checkpoint, spec, weights, tokenizer, base, max(0, resident_bytes() - base))

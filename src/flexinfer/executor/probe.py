@@ -1,0 +1,81 @@
+"""A look of a quarter of a second at what this machine gives: the disk at the model's place, memory, our kernels."""
+
+import ctypes
+import time
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from flexinfer import _kernels
+from flexinfer.formats.quants import BlockType
+from flexinfer.memory.arena import Arena
+from flexinfer.planner.hardware import Hardware, KernelRates
+from flexinfer.streaming.probe import measure_bandwidth
+from flexinfer.units import MiB
+
+COLUMNS = 4096
+TOKENS = 64
+MAX_READ_BYTES = 64 * MiB  # beyond the caches
+MIN_READ_BYTES = 4 * MiB
+
+
+def probe(
+    path: Path, types: Iterable[BlockType], context: _kernels.Context, spare_bytes: int
+) -> Hardware:
+    """Measure; touches half of `spare_bytes` of memory, at most 64 MiB, for a moment. Raises ReadError."""
+    read_bytes = max(MIN_READ_BYTES, min(MAX_READ_BYTES, spare_bytes // 2))
+    disk = measure_bandwidth(path)
+    with closing(Arena(read_bytes)) as arena:
+        address = arena.take(read_bytes).address
+        ctypes.memset(address, 1, read_bytes)  # untouched memory is one page of zeros, all in cache
+        memory = _kernels.read_bandwidth(context, address, read_bytes, 2)
+        kernels = {t.name: _rates(t, context, address, read_bytes, memory) for t in types}
+    return Hardware(disk, memory, kernels)
+
+
+def _rates(
+    kind: BlockType,
+    context: _kernels.Context,
+    address: int,
+    read_bytes: int,
+    memory_bytes_per_s: float,
+) -> KernelRates:
+    """Products with zeros, of which every block type can be made: their time does not depend on the values."""
+    row_bytes = kind.row_bytes(COLUMNS)
+    rows = min(read_bytes // row_bytes // 16 * 16, 16384)
+    x = np.ones((TOKENS, COLUMNS), np.float32)
+    quantised = np.zeros((TOKENS, _kernels.activation_bytes(COLUMNS)), np.uint8)
+    out = np.zeros((TOKENS, rows), np.float32)
+
+    def product(tokens: int, rows: int) -> Callable[[], None]:
+        return lambda: _kernels.linear(
+            context,
+            kind.ggml_id,
+            True,
+            address,
+            rows,
+            COLUMNS,
+            x[:tokens],
+            quantised[:tokens],
+            out[:tokens],
+            0,
+            0,
+            None,
+        )
+
+    few = min(rows, 1024)
+    one_s, many_s = _best_s(product(1, rows)), _best_s(product(TOKENS, few))
+    return KernelRates(
+        min(rows * row_bytes / one_s, memory_bytes_per_s), 2 * few * COLUMNS * TOKENS / many_s
+    )
+
+
+def _best_s(call: Callable[[], None]) -> float:
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - started)
+    return min(times)

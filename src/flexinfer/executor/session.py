@@ -1,0 +1,188 @@
+"""A plan made real: memory taken, weights locked, the stream running, an engine ready."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from flexinfer import _kernels
+from flexinfer.executor.engine import Engine
+from flexinfer.executor.executor import Executor
+from flexinfer.executor.kv_cache import PagePool
+from flexinfer.executor.model import Model
+from flexinfer.executor.workspace import Workspace
+from flexinfer.memory.arena import Arena, Region
+from flexinfer.memory.ledger import Category, Ledger
+from flexinfer.models.decoder import Decoder
+from flexinfer.ops.base import Array, BoundMatrix, BoundSegment
+from flexinfer.ops.cpu import Cache, CpuOps
+from flexinfer.ops.embedding import EmbeddingRows
+from flexinfer.planner.placement import GROUP_ROWS, Placement
+from flexinfer.planner.planner import Plan
+from flexinfer.planner.sizes import PAGE_TOKENS, Sizes, aligned
+from flexinfer.streaming.locking import lock_weights, read_vector
+from flexinfer.streaming.prefetcher import Prefetcher, SerialStream, Stream
+from flexinfer.streaming.reader import BLOCK_BYTES, Reader
+from flexinfer.streaming.ring import Ring
+
+IO_THREADS = 2
+FLOAT_TYPES = ("F32", "F16", "BF16")  # multiply float32 activations, not their int8 form
+Progress = Callable[[str, int, int], None]  # phase, done, of how many
+
+
+def kernel_context(threads: int) -> _kernels.Context:
+    """The kernels on `threads` threads, in the best instruction set, or at most FLEXINFER_ISA."""
+    return _kernels.Context(threads, os.environ.get("FLEXINFER_ISA") or None)
+
+
+class Session:
+    """Holds everything of a run; close() gives it back. Raises FlexInferError subclasses."""
+
+    def __init__(
+        self,
+        model: Model,
+        plan: Plan,
+        context: _kernels.Context,
+        progress: Progress | None = None,
+    ) -> None:
+        started = time.perf_counter()
+        self.plan = plan
+        self.ledger = Ledger(plan.budget_bytes)
+        self._readers: dict[Path, Reader] = {}
+        self._stream: Stream | None = None
+        self._arena: Arena | None = None
+        self._embedding = EmbeddingRows(model.weights.embedding)
+        try:
+            self._build(model, context, progress)
+        except BaseException:
+            self.close()
+            raise
+        self.load_s = time.perf_counter() - started
+
+    def _build(self, model: Model, context: _kernels.Context, progress: Progress | None) -> None:
+        plan, spec = self.plan, model.spec
+        sizes = Sizes(spec, model.weights, plan.kv_type, context.threads)
+        for category in (Category.INTERPRETER, Category.TOKENIZER):
+            self.ledger.charge(category, plan.parts[category])
+        self._arena = arena = Arena(plan.arena_bytes)
+        paths = {m.matrix.tensor.path for m in plan.placement.matrices}
+        self._readers = {path: Reader(path) for path in paths}
+        ring_region = self._charge(Category.RING, plan.ring_slots * plan.slot_bytes, BLOCK_BYTES)
+        ring = Ring(ring_region, plan.slot_bytes)
+
+        def interleave(kind: int, source: int, target: int, rows: int, columns: int) -> None:
+            _kernels.interleave(context, kind, source, target, rows, columns)
+
+        def locking(done: int, total: int) -> None:
+            if progress:
+                progress("load", done, total)
+
+        self.ledger.charge(Category.LOCKED, plan.placement.locked_bytes)
+        addresses = lock_weights(plan.placement, self._readers, arena, ring, interleave, locking)
+        vectors = self._vectors(model)
+        cache = self._cache(sizes)
+        workspace = self._workspace(sizes)
+        if plan.placement.requests:
+            requests, readers = plan.placement.requests, self._readers
+            if plan.prefetch:
+                self._stream = Prefetcher(requests, readers, ring, IO_THREADS)
+            else:
+                self._stream = SerialStream(requests, readers, ring)
+        ops = CpuOps(context, spec, self._embedding, cache, self._stream)
+        decoder = Decoder(spec, bind_matrices(plan.placement, addresses), vectors)
+        self.engine = Engine(
+            Executor(decoder, ops, context, workspace),
+            model.tokenizer,
+            spec.vocab_size,
+            plan.workload.context_tokens,
+            PagePool(cache.pages),
+        )
+        self.pinned = arena.pin()
+
+    def _charge(self, category: Category, size_bytes: int, alignment: int = 64) -> Region:
+        self.ledger.charge(category, size_bytes)
+        assert self._arena is not None
+        return self._arena.take(size_bytes, alignment)
+
+    def _vectors(self, model: Model) -> dict[str, Array]:
+        vectors = {}
+        for name, tensor in model.weights.vectors.items():
+            region = self._charge(Category.VECTORS, aligned(4 * tensor.columns))
+            vectors[name] = region.array(np.float32, (tensor.columns,))
+            vectors[name][:] = read_vector(tensor)
+        return vectors
+
+    def _cache(self, sizes: Sizes) -> Cache:
+        context_tokens = self.plan.workload.context_tokens
+        region = self._charge(Category.KV_CACHE, sizes.kv_bytes(context_tokens))
+        pages = -(-context_tokens // PAGE_TOKENS)
+        return Cache(region.address, sizes.kv_page_bytes(), pages, sizes.kv_value_bytes)
+
+    def _workspace(self, sizes: Sizes) -> Workspace:
+        tokens = self.plan.sweep_tokens
+        activations = self._charge(Category.ACTIVATIONS, sizes.activation_bytes(tokens))
+        logits = self._charge(Category.LOGITS, sizes.logits_bytes())
+        return Workspace.carve(sizes, tokens, activations, logits)
+
+    @property
+    def disk_read_bytes(self) -> int:
+        """Read from the model since it was opened, headers and vectors apart."""
+        readers = sum(reader.read_bytes for reader in self._readers.values())
+        return readers + self._embedding.read_bytes
+
+    @property
+    def direct(self) -> bool:
+        return all(reader.direct for reader in self._readers.values())
+
+    @property
+    def huge_pages(self) -> bool:
+        """Whether most of what is locked really lies in huge pages."""
+        assert self._arena is not None
+        return 2 * self._arena.huge_bytes() >= self.plan.placement.locked_bytes
+
+    @property
+    def stall_s(self) -> float:
+        return self._stream.stats.stall_s if self._stream else 0.0
+
+    def close(self) -> None:
+        """Stop reading and give the memory back; twice does no harm."""
+        if self._stream is not None:
+            self._stream.close()
+        for reader in self._readers.values():
+            reader.close()
+        self._embedding.close()
+        self.__dict__.pop("engine", None)  # with it go the arrays that lie in the arena
+        if self._arena is not None:
+            self._arena.close()
+
+
+def bind_matrices(
+    placement: Placement, addresses: Sequence[int]
+) -> dict[tuple[int, str], BoundMatrix]:
+    """Join what the plan says of each matrix with where its locked rows lie."""
+    uses = [s.request for m in placement.matrices for s in m.segments]
+    first = {request: at for at, request in reversed(list(enumerate(uses)))}
+    last = {request: at for at, request in enumerate(uses)}
+    bound = {}
+    at = 0
+    for placed, address in zip(placement.matrices, addresses, strict=True):
+        tensor, segments = placed.matrix.tensor, []
+        for s in placed.segments:
+            takes, gives = first[s.request] == at, last[s.request] == at
+            segments.append(BoundSegment(s.request, s.start_bytes, s.row, s.rows, takes, gives))
+            at += 1
+        bound[placed.matrix.layer, placed.matrix.role] = BoundMatrix(
+            tensor.name,
+            tensor.block_type.ggml_id,
+            tensor.rows,
+            tensor.columns,
+            tensor.row_bytes,
+            GROUP_ROWS * tensor.row_bytes,
+            tensor.block_type.name not in FLOAT_TYPES,
+            address,
+            placed.locked_rows,
+            tuple(segments),
+        )
+    return bound

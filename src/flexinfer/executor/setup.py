@@ -1,0 +1,119 @@
+"""From a user's options to a plan: the budget that is really there, the defaults, the probe of the machine."""
+
+from dataclasses import dataclass
+
+from flexinfer import _kernels
+from flexinfer.errors import OptionError, PromptError
+from flexinfer.executor.model import Model
+from flexinfer.executor.probe import probe
+from flexinfer.executor.session import kernel_context
+from flexinfer.memory.budget import (
+    Availability,
+    available_memory,
+    check_budget,
+    cpus_available,
+    default_budget,
+    peak_resident_bytes,
+    resident_bytes,
+    usable_bytes,
+)
+from flexinfer.memory.ledger import Category
+from flexinfer.planner.hardware import Hardware
+from flexinfer.planner.planner import Plan, Prediction, Workload, make_plan, predict
+from flexinfer.units import parse_bytes
+
+CHAT_CONTEXT_TOKENS = 4096
+CONTEXT_SHARE = 4  # a chat's default context takes at most this part of the budget
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to run. What is None is decided from the machine and the model."""
+
+    ram: str | int | None = None
+    ctx: int | None = None
+    threads: int | None = None
+    kv_type: str = "f16"
+    policy: str = "rows"
+    prefetch: bool = True
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan, what it was made from and what it promises, and the threads that will run it."""
+
+    plan: Plan
+    hardware: Hardware
+    prediction: Prediction
+    available: Availability
+    context: _kernels.Context
+
+
+def plan_run(
+    model: Model, options: Options, prompt_tokens: int | None = None, new_tokens: int | None = None
+) -> Planned:
+    """Decide everything about a run and say how fast it will be; nothing is loaded.
+
+    Without token counts it is planned as a chat: a prompt of half the context. Raises BudgetError, OptionError.
+    """
+    available = available_memory()
+    budget = default_budget(available)
+    if options.ram is not None:
+        budget = parse_bytes(options.ram)
+        check_budget(budget, available, options.force)
+    if options.threads is not None and options.threads < 1:
+        raise OptionError(f"--threads is {options.threads}; it must be 1 or more")
+    context = kernel_context(options.threads or cpus_available())
+    workload = _workload(model, options, budget, prompt_tokens, new_tokens)
+    types = dict.fromkeys(m.tensor.block_type for m in model.weights.matrices)
+    hardware = probe(model.path, types, context, usable_bytes(budget) - resident_bytes())
+    plan = make_plan(
+        model.spec,
+        model.weights,
+        workload,
+        budget_bytes=budget,
+        base_bytes={
+            Category.INTERPRETER: max(0, resident_bytes() - model.tokenizer_bytes),
+            Category.TOKENIZER: model.tokenizer_bytes,
+        },
+        peak_bytes=peak_resident_bytes(),
+        kv_type=options.kv_type,
+        threads=context.threads,
+        policy=options.policy,
+        prefetch=options.prefetch,
+    )
+    prediction = predict(model.spec, model.weights.matrices, plan, hardware)
+    return Planned(plan, hardware, prediction, available, context)
+
+
+def _workload(
+    model: Model,
+    options: Options,
+    budget_bytes: int,
+    prompt_tokens: int | None,
+    new_tokens: int | None,
+) -> Workload:
+    """The context asked for, else what the work needs, at most what the model was trained for."""
+    trained = model.spec.context_tokens
+    if options.ctx is not None and not 1 <= options.ctx <= trained:
+        raise OptionError(
+            f"--ctx is {options.ctx}, the model was trained for {trained} tokens",
+            f"give 1 to {trained}",
+        )
+    if prompt_tokens is None or new_tokens is None:
+        context = options.ctx or _chat_context_tokens(model, options, budget_bytes)
+        return Workload(context // 2, context - context // 2, context)
+    context = options.ctx or max(1, min(prompt_tokens + new_tokens, trained))
+    if prompt_tokens > context:
+        raise PromptError(
+            f"the prompt has {prompt_tokens} tokens, the context {context}",
+            f"give a larger --ctx, up to {trained}" if context < trained else "shorten it",
+        )
+    return Workload(prompt_tokens, new_tokens, context)
+
+
+def _chat_context_tokens(model: Model, options: Options, budget_bytes: int) -> int:
+    per_token = model.spec.kv_bytes_per_token(4 if options.kv_type == "f32" else 2)
+    fits = budget_bytes // CONTEXT_SHARE // per_token // 64 * 64
+    return max(64, min(CHAT_CONTEXT_TOKENS, model.spec.context_tokens, fits))

@@ -1,0 +1,192 @@
+"""Ops on the CPU: float32 numpy arrays in preallocated memory, everything heavy in the kernels.
+
+No numpy product or sum is on the path: its results change with the batch.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flexinfer import _kernels
+from flexinfer.models.spec import ModelSpec
+from flexinfer.ops.base import BoundMatrix, Epilogue, Input, Span
+from flexinfer.ops.embedding import EmbeddingRows
+from flexinfer.planner.placement import GROUP_ROWS
+from flexinfer.streaming.prefetcher import Stream
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """The KV cache's memory: pages of 64 positions, those of a layer side by side."""
+
+    address: int
+    page_bytes: int
+    pages: int
+    value_bytes: int
+
+    def layer(self, layer: int) -> int:
+        return self.address + layer * self.pages * self.page_bytes
+
+
+class CpuOps:
+    """Ops on `context`'s threads; streamed segments come from `stream` in the order of the sweep."""
+
+    def __init__(
+        self,
+        context: _kernels.Context,
+        spec: ModelSpec,
+        embedding: EmbeddingRows,
+        cache: Cache,
+        stream: Stream | None,
+    ) -> None:
+        self._context = context
+        self._spec = spec
+        self._embedding = embedding
+        self._cache = cache
+        self._stream = stream
+        self._held: dict[int, int] = {}  # request → address, while its segments are in use
+
+    def embed(self, tokens: Sequence[int], factor: float, out: Array) -> None:
+        self._embedding.gather(tokens, out)
+        if factor != 1.0:
+            _kernels.scale(self._context, out, factor)
+
+    def quantise(self, x: Array, space: Array, matrices: Sequence[BoundMatrix]) -> Input:
+        if not any(matrix.needs_quantised for matrix in matrices):
+            return Input(x, None)
+        _kernels.quantize(self._context, x, space)
+        return Input(x, space)
+
+    def linear(
+        self,
+        matrix: BoundMatrix,
+        x: Input,
+        out: Array,
+        epilogue: Epilogue = Epilogue.STORE,
+        bias: Array | None = None,
+    ) -> None:
+        for interleaved, address, row, rows in self._pieces(matrix):
+            _kernels.linear(
+                self._context,
+                matrix.type_id,
+                interleaved,
+                address,
+                rows,
+                matrix.columns,
+                x.x,
+                x.quantised,
+                out,
+                row,
+                epilogue,
+                bias,
+            )
+
+    def slabs(self, matrix: BoundMatrix, x: Input, out: Array) -> Iterator[tuple[int, Array]]:
+        """The product in row slabs as wide as `out`: yields (first row, values [tokens, rows of the slab])."""
+        width = out.shape[1] // GROUP_ROWS * GROUP_ROWS
+        for interleaved, address, row, rows in self._pieces(matrix):
+            step = matrix.group_bytes // GROUP_ROWS if interleaved else matrix.row_bytes
+            for first in range(0, rows, width):
+                count = min(width, rows - first)
+                _kernels.linear(
+                    self._context,
+                    matrix.type_id,
+                    interleaved,
+                    address + first * step,
+                    count,
+                    matrix.columns,
+                    x.x,
+                    x.quantised,
+                    out,
+                    0,
+                    Epilogue.STORE,
+                    None,
+                )
+                yield row + first, out[:, :count]
+
+    def pass_over(self, matrix: BoundMatrix) -> None:
+        for _ in self._pieces(matrix):
+            pass
+
+    def _pieces(self, matrix: BoundMatrix) -> Iterator[tuple[bool, int, int, int]]:
+        """(interleaved, address, first row, rows) of the matrix; a streamed piece is valid until the next."""
+        if matrix.locked_rows:
+            yield True, matrix.locked_address, 0, matrix.locked_rows
+        for segment in matrix.segments:
+            assert self._stream is not None
+            if segment.first:
+                self._held[segment.request] = self._stream.take(segment.request)
+            yield (
+                False,
+                self._held[segment.request] + segment.start_bytes,
+                segment.row,
+                segment.rows,
+            )
+            if segment.last:
+                del self._held[segment.request]
+                self._stream.release(segment.request)
+
+    def abandon_sweep(self) -> None:
+        """Forget the sweep's place: the next one begins at the first request."""
+        self._held.clear()
+        if self._stream is not None:
+            self._stream.rewind()
+
+    def rms_norm(self, x: Array, weight: Array, eps: float, out: Array) -> None:
+        _kernels.rms_norm(self._context, x, weight, eps, out)
+
+    def rms_norm_add(self, x: Array, weight: Array, eps: float, out: Array) -> None:
+        _kernels.rms_norm_add(self._context, x, weight, eps, out)
+
+    def rope(self, x: Array, heads: int, head_dim: int, angles: Array, adjacent: bool) -> None:
+        _kernels.rope(self._context, x, heads, head_dim, angles, adjacent)
+
+    def softcap(self, x: Array, cap: float) -> None:
+        _kernels.softcap(self._context, x, cap)
+
+    def attention(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        out: Array,
+        layer: int,
+        spans: Sequence[Span],
+        window_tokens: int | None,
+    ) -> None:
+        spec, cache = self._spec, self._cache
+        pages = cache.layer(layer)
+        for span in spans:
+            rows = slice(span.first, span.first + span.count)
+            _kernels.kv_append(
+                self._context,
+                k[rows],
+                v[rows],
+                pages,
+                cache.page_bytes,
+                span.table,
+                span.start,
+                spec.kv_heads,
+                spec.head_dim,
+                cache.value_bytes,
+            )
+            _kernels.attention(
+                self._context,
+                q[rows],
+                out[rows],
+                pages,
+                cache.page_bytes,
+                span.table,
+                span.start,
+                spec.heads,
+                spec.kv_heads,
+                spec.head_dim,
+                cache.value_bytes,
+                spec.attention_scale,
+                window_tokens or 0,
+                spec.attention_softcap or 0.0,
+            )

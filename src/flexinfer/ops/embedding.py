@@ -1,0 +1,46 @@
+"""The embedding table as a row gather: rows are read as they are asked for, the table is never held."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from flexinfer import _kernels
+from flexinfer.errors import ReadError
+from flexinfer.formats.checkpoint import TensorInfo
+
+
+class EmbeddingRows:
+    """Rows of the table in its file, through the page cache (reclaimable, so not part of the budget)."""
+
+    def __init__(self, table: TensorInfo) -> None:
+        self._table = table
+        self._fd = os.open(table.path, os.O_RDONLY)
+        os.posix_fadvise(self._fd, table.offset_bytes, table.size_bytes, os.POSIX_FADV_RANDOM)
+        self._row = np.empty(table.row_bytes, np.uint8)
+        self.read_bytes = 0
+
+    def gather(self, ids: Sequence[int], out: np.ndarray[Any, Any]) -> None:
+        """Dequantise rows `ids` into `out` float32 [len(ids), columns]. Raises ReadError."""
+        table, size = self._table, self._table.row_bytes
+        for i, row in enumerate(ids):
+            offset = table.offset_bytes + row * size
+            try:
+                got = os.preadv(self._fd, [self._row], offset)
+            except OSError as error:
+                raise ReadError(f"{table.path}: {table.name} at offset {offset}: {error}") from None
+            if got != size:
+                raise ReadError(
+                    f"{table.path}: {table.name} at offset {offset}: wanted {size} bytes, got {got}",
+                    "the file was truncated while in use; restore it and start again",
+                )
+            self.read_bytes += size
+            _kernels.dequantize(
+                table.block_type.ggml_id, self._row.ctypes.data, 1, table.columns, out[i : i + 1]
+            )
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

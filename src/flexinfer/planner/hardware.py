@@ -1,0 +1,21 @@
+"""What a machine gives, as the estimator needs it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRates:
+    """One block type on all threads: weight bytes per second for one token, operations per second for many."""
+
+    bytes_per_s: float
+    ops_per_s: float  # two per multiply-add
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """Measured rates; `kernels` by block type name."""
+
+    disk_bytes_per_s: float
+    memory_bytes_per_s: float
+    kernels: Mapping[str, KernelRates]

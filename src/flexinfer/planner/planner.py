@@ -1,0 +1,188 @@
+"""The plan: from a model, a budget and a workload to what is locked, what streams, and how fast that will be."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from flexinfer.errors import BudgetError, OptionError
+from flexinfer.memory.arena import round_up
+from flexinfer.memory.budget import usable_bytes
+from flexinfer.memory.ledger import Category
+from flexinfer.models.spec import ModelSpec
+from flexinfer.models.weights import Matrix, ModelWeights
+from flexinfer.planner.estimator import SweepEstimate, estimate_sweep
+from flexinfer.planner.hardware import Hardware
+from flexinfer.planner.placement import Placement
+from flexinfer.planner.preservation import place_rows, request_bytes, total_locked_bytes
+from flexinfer.planner.sizes import Sizes
+from flexinfer.units import MiB, format_bytes
+
+MIN_RING_SLOTS = 4
+MAX_RING_SLOTS = 16
+RING_SHARE = 8  # at most this part of the memory for weights, above the least ring
+MAX_SWEEP_TOKENS = 2048
+MIN_SWEEP_TOKENS = 32
+ALIGNING_BYTES = 64 * 1024  # between regions; less than the margin by far
+BLOCK_BYTES = 4096  # of direct reads; a read's unaligned ends lie in two more
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What the run is for: the sizes of caches and the prediction follow from it."""
+
+    prompt_tokens: int
+    new_tokens: int
+    context_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Seconds expected for the workload; `bound_tpot_s` is the physical limit of a decode sweep."""
+
+    ttft_s: float
+    tpot_s: float
+    bound_tpot_s: float
+    load_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where every byte goes. `parts` sums to at most the usable budget."""
+
+    budget_bytes: int
+    policy: str
+    prefetch: bool
+    workload: Workload
+    sweep_tokens: int
+    kv_type: str
+    kv_value_bytes: int
+    ring_slots: int
+    slot_bytes: int
+    placement: Placement
+    parts: Mapping[Category, int]
+
+    @property
+    def prompt_sweeps(self) -> int:
+        return -(-self.workload.prompt_tokens // self.sweep_tokens)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.parts.values())
+
+    @property
+    def arena_bytes(self) -> int:
+        """What is allocated in one block: all but what the process held before, and room to align it."""
+        held = (Category.INTERPRETER, Category.TOKENIZER)
+        return sum(n for c, n in self.parts.items() if c not in held) + ALIGNING_BYTES
+
+
+def make_plan(
+    spec: ModelSpec,
+    weights: ModelWeights,
+    workload: Workload,
+    *,
+    budget_bytes: int,
+    base_bytes: Mapping[Category, int],
+    peak_bytes: int = 0,
+    kv_type: str = "f16",
+    threads: int,
+    policy: str = "rows",
+    prefetch: bool = True,
+) -> Plan:
+    """Divide `budget_bytes`; `base_bytes` is what the process holds already, `peak_bytes` the most it ever held.
+
+    Raises BudgetError with the minimum and its parts where it does not suffice.
+    """
+    if policy != "rows":
+        raise OptionError(f"unknown policy {policy!r}", "known: rows")
+    sizes = Sizes(spec, weights, kv_type, threads)
+    usable = usable_bytes(budget_bytes)
+    slot = round_up(request_bytes(weights.matrices), BLOCK_BYTES) + 2 * BLOCK_BYTES
+    all_locked = total_locked_bytes(weights.matrices)
+
+    least_ring = MIN_RING_SLOTS * slot  # locking goes through it, too
+
+    def fixed(sweep_tokens: int) -> dict[Category, int]:
+        return {**base_bytes, **sizes.parts(workload.context_tokens, sweep_tokens)}
+
+    wanted = min(max(workload.prompt_tokens, 1), MAX_SWEEP_TOKENS)
+    least = min(wanted, MIN_SWEEP_TOKENS)
+    room = usable - sum(fixed(0).values()) - least_ring
+    if room < sizes.activation_bytes(least) or budget_bytes < peak_bytes:
+        _refuse(budget_bytes, fixed(least), least_ring, peak_bytes)
+    sweep_tokens = wanted
+    if sizes.activation_bytes(wanted) + all_locked > room:  # it competes with weights: at most half
+        sweep_tokens = min(wanted, max(least, room // 2 // sizes.activation_bytes(1)))
+    parts = fixed(sweep_tokens)
+    free = usable - sum(parts.values())
+    slots = MIN_RING_SLOTS
+    if all_locked > free - least_ring:
+        slots = max(MIN_RING_SLOTS, min(MAX_RING_SLOTS, free // RING_SHARE // slot))
+    free -= slots * slot
+    placement = place_rows(weights.matrices, min(free, all_locked))
+    parts[Category.RING] = slots * slot
+    parts[Category.LOCKED] = placement.locked_bytes
+    return Plan(
+        budget_bytes,
+        policy,
+        prefetch,
+        workload,
+        sweep_tokens,
+        kv_type,
+        sizes.kv_value_bytes,
+        slots,
+        slot,
+        placement,
+        parts,
+    )
+
+
+def _refuse(
+    budget_bytes: int, parts: Mapping[Category, int], ring_bytes: int, peak_bytes: int
+) -> NoReturn:
+    needed = sum(parts.values()) + ring_bytes
+    minimum = needed
+    while usable_bytes(minimum) < needed:
+        minimum += needed - usable_bytes(minimum)
+    listed = [(c.value, n) for c, n in parts.items() if n]
+    listed += [(Category.RING.value, ring_bytes), ("margin", minimum - needed)]
+    if peak_bytes > minimum:
+        listed.append(("loading the tokenizer", peak_bytes - minimum))
+        minimum = peak_bytes
+    text = ", ".join(f"{name} {format_bytes(n)}" for name, n in listed)
+    raise BudgetError(
+        f"a budget of {format_bytes(budget_bytes)} ({budget_bytes} bytes) is below the minimum of "
+        f"{format_bytes(minimum)} ({minimum} bytes): {text}",
+        f"give --ram {-(-minimum // MiB)}MiB or more, or a shorter context (--ctx)",
+    )
+
+
+def predict(
+    spec: ModelSpec, matrices: Sequence[Matrix], plan: Plan, hardware: Hardware
+) -> Prediction:
+    """TTFT and TPOT of the plan's workload on `hardware`."""
+    load = plan.workload
+
+    def sweep(tokens: int, context: int) -> SweepEstimate:
+        return estimate_sweep(
+            spec,
+            matrices,
+            plan.placement.streamed_bytes,
+            hardware,
+            tokens=tokens,
+            context_tokens=context,
+            kv_value_bytes=plan.kv_value_bytes,
+            prefetch=plan.prefetch,
+        )
+
+    ttft = 0.0
+    for start in range(0, load.prompt_tokens, plan.sweep_tokens):
+        tokens = min(plan.sweep_tokens, load.prompt_tokens - start)
+        ttft += sweep(tokens, start + tokens).total_s
+    decode = sweep(1, load.prompt_tokens + load.new_tokens // 2)
+    return Prediction(
+        ttft,
+        decode.total_s,
+        decode.bound_s,
+        plan.placement.locked_bytes / hardware.disk_bytes_per_s,
+    )
