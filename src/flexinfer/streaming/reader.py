@@ -139,7 +139,7 @@ class Reader:
                     f"{error.strerror}"
                 ) from error
             if not direct:
-                # The cache's own units may straddle pieces; one is dropped only when it lies within.
+                # Units of the cache may straddle pieces; one is dropped only where it lies within.
                 begin = offset_bytes - offset_bytes % HUGE_PAGE_BYTES
                 length = offset_bytes + got - begin
                 os.posix_fadvise(self._file, begin, length, os.POSIX_FADV_DONTNEED)
