@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -92,12 +93,14 @@ class Session:
                 self._stream = SerialStream(requests, readers, ring)
         ops = CpuOps(context, spec, self._embedding, cache, self._stream)
         decoder = Decoder(spec, bind_matrices(plan.placement, addresses), vectors)
+        self.executor = Executor(decoder, ops, context, workspace)
+        self.pool = PagePool(cache.pages)
         self.engine = Engine(
-            Executor(decoder, ops, context, workspace),
+            self.executor,
             model.tokenizer,
             spec.vocab_size,
             plan.workload.context_tokens,
-            PagePool(cache.pages),
+            self.pool,
         )
         self.pinned = arena.pin()
 
@@ -153,9 +156,11 @@ class Session:
         for reader in self._readers.values():
             reader.close()
         self._embedding.close()
-        self.__dict__.pop("engine", None)  # with it go the arrays that lie in the arena
+        for name in ("engine", "executor"):  # with them go the arrays that lie in the arena
+            self.__dict__.pop(name, None)
         if self._arena is not None:
-            self._arena.close()
+            with suppress(BufferError):  # a traceback may hold an array; it is freed with that then
+                self._arena.close()
 
 
 def bind_matrices(

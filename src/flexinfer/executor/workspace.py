@@ -5,12 +5,11 @@ from typing import Self
 
 import numpy as np
 
-from flexinfer import _kernels
 from flexinfer.memory.arena import Region
 from flexinfer.models.decoder import Buffers
 from flexinfer.models.spec import ModelSpec
 from flexinfer.ops.base import Array
-from flexinfer.planner.sizes import Sizes, aligned
+from flexinfer.planner.sizes import Sizes, aligned, quantised_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class Workspace:
         )
 
     def quantised_rows(self, n: int, columns: int) -> Array:
-        return rows(self.quantised, n, _kernels.activation_bytes(columns))
+        return rows(self.quantised, n, quantised_bytes(columns))
 
 
 def rows(flat: Array, n: int, columns: int) -> Array:

@@ -18,6 +18,11 @@ def aligned(n: int) -> int:
     return -(-n // ALIGNMENT) * ALIGNMENT
 
 
+def quantised_bytes(columns: int) -> int:
+    """Of one token's int8 activations; columns that do not fill blocks have none, but a place."""
+    return _kernels.activation_bytes(-(-columns // 32) * 32)
+
+
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """Byte counts for a model; `kv_type` is f16 or f32. Raises OptionError for another."""
@@ -51,7 +56,7 @@ class Sizes:
     @property
     def quantised_bytes(self) -> int:
         widest = max(self.spec.dim, self.attention_columns, self.spec.ffn_dim)
-        return _kernels.activation_bytes(widest)
+        return quantised_bytes(widest)
 
     def activation_bytes(self, sweep_tokens: int) -> int:
         """Hidden state, one more row of its width (or of all heads), the wide buffer, and the quantised input."""

@@ -1,0 +1,38 @@
+"""Models opened under a budget, for tests of the whole machine."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from flexinfer import LLM
+from flexinfer.executor.kv_cache import Sequence as CachedSequence
+from flexinfer.executor.model import Model, open_model
+from flexinfer.executor.setup import Options, plan_run
+from flexinfer.ops.base import Span
+
+
+@contextmanager
+def opened(
+    model: Path | Model, prompt_tokens: int = 64, new_tokens: int = 64, **options: object
+) -> Iterator[LLM]:
+    """An LLM planned for the workload; options are those of the command line."""
+    if isinstance(model, Path):
+        model = open_model(model)
+    planned = plan_run(model, Options(**options), prompt_tokens, new_tokens)
+    with LLM.from_plan(model, planned) as llm:
+        yield llm
+
+
+def sweep_logits(llm: LLM, tokens: Sequence[int], cuts: Sequence[int]) -> np.ndarray:
+    """Logits after each of the sweeps that `cuts` (the ends of the chunks) divide the tokens into."""
+    sequence = CachedSequence(llm.session.pool, len(tokens))
+    sequence.reserve(len(tokens))
+    rows, start = [], 0
+    for end in cuts:
+        span = Span(0, end - start, start, sequence.table)
+        rows.append(llm.session.executor.sweep(tokens[start:end], (span,)).copy())
+        start = end
+    sequence.truncate(0)
+    return np.stack(rows)

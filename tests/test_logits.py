@@ -1,0 +1,78 @@
+"""Every architecture against `transformers` with the same weights, float32 all the way (design: ≤ 1e-3)."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from engine_tools import opened, sweep_logits
+from factory import VOCAB_SIZE, make_gguf
+
+TOKENS = [1] + [(37 * i * i + 11 * i + 5) % (VOCAB_SIZE - 3) + 3 for i in range(89)]
+EACH = range(1, len(TOKENS) + 1)
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+CASES = {
+    "llama": ("llama", {}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-rope-freqs": ("llama", {"rope_parameters": LLAMA3_ROPE}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {}),
+    "qwen3-tied": ("qwen3", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
+    "gemma3": ("gemma3", {}),
+}
+
+
+def reference(model: object) -> np.ndarray:
+    with torch.no_grad():
+        return model(torch.tensor([TOKENS])).logits[0].float().numpy()
+
+
+def relative_error(ours: np.ndarray, theirs: np.ndarray) -> float:
+    return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_equal_transformers(tmp_path: Path, case: str) -> None:
+    architecture, overrides = CASES[case]
+    theirs = reference(make_gguf(tmp_path / "m.gguf", architecture, **overrides))
+    with opened(tmp_path / "m.gguf", len(TOKENS), 1, kv_type="f32") as llm:
+        ours = sweep_logits(llm, TOKENS, EACH)
+    assert relative_error(ours, theirs) <= 1e-3
+
+
+@pytest.mark.parametrize("block_type", ["Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_quantised_weights_differ_by_the_activations_only(
+    tmp_path: Path, architecture: str, block_type: str
+) -> None:
+    """The reference multiplies dequantised weights with float32, ours with int8 activations."""
+    model = make_gguf(
+        tmp_path / "m.gguf", architecture, block_type=block_type, intermediate_size=512
+    )
+    theirs = reference(model)
+    with opened(tmp_path / "m.gguf", len(TOKENS), 1, kv_type="f32") as llm:
+        ours = sweep_logits(llm, TOKENS, EACH)
+    assert relative_error(ours, theirs) <= 5e-2
+    assert np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.999
+
+
+@pytest.mark.parametrize("case", ["llama-biases", "qwen3", "gemma3"])
+def test_logits_do_not_depend_on_how_the_prompt_is_cut(tmp_path: Path, case: str) -> None:
+    architecture, overrides = CASES[case]
+    make_gguf(
+        tmp_path / "m.gguf", architecture, block_type="Q4_0", intermediate_size=512, **overrides
+    )
+    with opened(tmp_path / "m.gguf", len(TOKENS), 1) as llm:
+        single = sweep_logits(llm, TOKENS, EACH)
+        for cuts in ([len(TOKENS)], [1, 8, 63, 64, 65, 90], [17, 34, 51, 68, 85, 90]):
+            rows = [end - 1 for end in cuts]
+            assert np.array_equal(sweep_logits(llm, TOKENS, cuts), single[rows]), cuts
