@@ -13,8 +13,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 NATIVE := CMakeLists.txt $(wildcard csrc/*)
 
 # Of the demo model's 92 MiB of weights, Python, the tokenizer and the caches leave room for a third here.
-DEMO_RAM := 120MiB
-DEMO_PROMPT := What is the capital of France?
+DEMO_RAM := 110MiB
+DEMO_PROMPT := What is gravity?
 
 .PHONY: help demo test check format bench models clean
 
@@ -23,10 +23,10 @@ help: ## List the targets
 
 demo: $(VENV)/package ## Ask a small model a question with less than half of it in memory
 	@$(BIN)/python scripts/fetch_models.py smollm
-	@echo; echo '$$ flexinfer plan demo --ram $(DEMO_RAM) --prompt-tokens 40 --new-tokens 64'
-	@$(BIN)/flexinfer plan demo --ram $(DEMO_RAM) --prompt-tokens 40 --new-tokens 64
-	@echo; echo '$$ flexinfer run demo "$(DEMO_PROMPT)" --ram $(DEMO_RAM) --max-tokens 64'
-	@$(BIN)/flexinfer run demo "$(DEMO_PROMPT)" --ram $(DEMO_RAM) --max-tokens 64
+	@echo; echo '$$ flexinfer plan demo --ram $(DEMO_RAM) --prompt-tokens 40 --new-tokens 96'
+	@$(BIN)/flexinfer plan demo --ram $(DEMO_RAM) --prompt-tokens 40 --new-tokens 96
+	@echo; echo '$$ flexinfer run demo "$(DEMO_PROMPT)" --ram $(DEMO_RAM) --max-tokens 96'
+	@$(BIN)/flexinfer run demo "$(DEMO_PROMPT)" --ram $(DEMO_RAM) --max-tokens 96
 
 test: $(VENV)/extras models ## Run all tests (installs their references, torch among them)
 	$(BIN)/python -m pytest -q
