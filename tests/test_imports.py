@@ -22,6 +22,7 @@ ORDER = [
     ["models"],
     ["executor"],
     ["llm"],
+    ["commands"],
     ["server", "cli", "__main__", "__init__"],
 ]
 PLACES = {name: place for place, names in enumerate(ORDER) for name in names}

@@ -1,0 +1,7 @@
+"""`python -m flexinfer` is the command line."""
+
+import sys
+
+from flexinfer.cli import main
+
+sys.exit(main())

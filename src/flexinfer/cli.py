@@ -1,0 +1,235 @@
+"""The command line: arguments, dispatch, and what errors become. No logic."""
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+from flexinfer import __version__
+from flexinfer.commands.console import Console
+from flexinfer.errors import FlexInferError, OptionError
+from flexinfer.units import parse_bytes
+
+EXIT_OURS, EXIT_USERS, EXIT_INTERRUPTED = 1, 2, 130
+MAX_TOKENS = 512
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code: 0, 2 the user's to mend, 130 interrupted, 1 ours."""
+    console = Console(sys.stderr)
+    command = "flexinfer"
+    try:
+        args = _parse(argv)
+        if args.command is None:
+            _parser().print_help()
+            return 0
+        if args.quiet and args.verbose:
+            raise OptionError("--quiet and --verbose contradict each other", "give one of them")
+        command = f"flexinfer {args.command}"
+        console = Console(sys.stderr, quiet=args.quiet, verbose=args.verbose)
+        code = _dispatch(args, console)
+        sys.stdout.flush()
+        return code
+    except FlexInferError as error:
+        see = f"see `{command} --help`" if isinstance(error, OptionError) else None
+        console.error(str(error), error.hint or see)
+        return EXIT_USERS
+    except KeyboardInterrupt:
+        console.clear()
+        return EXIT_INTERRUPTED
+    except (
+        BrokenPipeError
+    ):  # the reader has seen enough; nothing more can be written, at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        console.clear()
+        if console.verbose:
+            traceback.print_exc()
+        console.error(
+            f"internal: {type(error).__name__}: {error}",
+            "this is a fault of FlexInfer; run it again with -v for the details to report",
+        )
+        return EXIT_OURS
+
+
+def _dispatch(args: argparse.Namespace, console: Console) -> int:
+    """Each command imports what it needs: `info` needs no numpy."""
+    match args.command:
+        case "run":
+            from flexinfer.commands.run import run as command
+        case "plan":
+            from flexinfer.commands.plan import plan as command
+        case "bench":
+            from flexinfer.commands.bench import bench as command
+        case "perplexity":
+            from flexinfer.commands.perplexity import perplexity as command
+        case _:
+            from flexinfer.commands.info import info as command
+    return command(args, console)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """argparse takes an absent PROMPT as final once it meets an option: here it may follow them."""
+    parser = _parser()
+    args, rest = parser.parse_known_args(argv)
+    if args.command == "run" and args.prompt is None and rest:
+        marked = rest[0] == "--"
+        candidate = rest[marked : marked + 1]
+        if candidate and (marked or candidate[0] == "-" or not candidate[0].startswith("-")):
+            args.prompt, rest = candidate[0], rest[marked + 1 :]
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return args
+
+
+class _Parser(argparse.ArgumentParser):
+    """Mistakes in the command line have the form of all other errors."""
+
+    def error(self, message: str) -> NoReturn:
+        raise OptionError(message, f"see `{self.prog} --help`")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="flexinfer",
+        description="Run language models that do not fit in memory, under a RAM budget you state.",
+        epilog="MODEL is a GGUF file, or `demo` after `make demo`. Sizes: 4GiB, 512MB, 1048576.",
+        allow_abbrev=False,
+    )
+    parser.set_defaults(quiet=False, verbose=False)
+    parser.add_argument("--version", action="version", version=f"flexinfer {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+
+    def add(name: str, summary: str) -> argparse.ArgumentParser:
+        command: argparse.ArgumentParser = commands.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            allow_abbrev=False,
+        )
+        command.add_argument("model", metavar="MODEL", help="a GGUF file, or `demo`")
+        return command
+
+    _add_run(add("run", "continue a prompt, or chat when there is none"))
+    _add_plan(add("plan", "show what would be locked and streamed, and how fast that will be"))
+    _add_bench(add("bench", "measure speed and memory at one or several budgets"))
+    _add_perplexity(
+        add("perplexity", "score a text, in chunks of the context, each one's second half")
+    )
+    info = add("info", "show what a model file holds, and whether it can be run")
+    _add_common(info)
+    return parser
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "prompt",
+        metavar="PROMPT",
+        nargs="?",
+        help="what to answer; `-` reads it from standard input, as does a pipe when it is absent",
+    )
+    parser.add_argument(
+        "--max-tokens", type=int, default=MAX_TOKENS, metavar="N", help="default: 512"
+    )
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="default: 0, always the likeliest token, so that a text can be repeated",
+    )
+    parser.add_argument(
+        "--top-k", type=int, metavar="K", help="sample among the K likeliest tokens"
+    )
+    parser.add_argument(
+        "--top-p", type=float, metavar="P", help="sample among the likeliest P of 1"
+    )
+    parser.add_argument("--seed", type=int, metavar="S", help="of the sampling")
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end before TEXT (repeatable)"
+    )
+    parser.add_argument("--system", metavar="TEXT", help="the system message")
+    parser.add_argument(
+        "--raw", action="store_true", help="continue the prompt as it is, no template"
+    )
+    _add_budget(parser)
+    _add_ctx(parser)
+    _add_common(parser)
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    _add_tokens(parser)
+    _add_budget(parser)
+    _add_ctx(parser)
+    _add_common(parser)
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    _add_tokens(parser)
+    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="default: 3")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    _add_budget(parser, several=True)
+    _add_common(parser)
+
+
+def _add_perplexity(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="a text file")
+    parser.add_argument(
+        "--ctx", type=int, default=512, metavar="N", help="of a chunk, default: 512"
+    )
+    parser.add_argument("--chunks", type=int, metavar="N", help="only the first N")
+    _add_budget(parser)
+    _add_common(parser)
+
+
+def _add_tokens(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--prompt-tokens", type=int, metavar="N", help="length of the prompt")
+    parser.add_argument("--new-tokens", type=int, metavar="N", help="length of the answer")
+
+
+def _add_ctx(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--ctx",
+        type=int,
+        metavar="N",
+        help="tokens of context to reserve; default: what the work needs, in a chat up to 4096",
+    )
+
+
+def _add_budget(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    parser.add_argument(
+        "--ram",
+        type=parse_bytes,
+        action="append" if several else "store",
+        metavar="SIZE",
+        help="the most memory the process may take; default: what the machine can spare"
+        + (" (repeatable)" if several else ""),
+    )
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="default: the processors available"
+    )
+    parser.add_argument("--kv-type", default="f16", metavar="TYPE", help="f16 or f32, default: f16")
+    parser.add_argument(
+        "--policy", default="rows", metavar="NAME", help="what to lock; default: rows"
+    )
+    parser.add_argument(
+        "--no-prefetch", dest="prefetch", action="store_false", help="read only when needed"
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="take a --ram that is more than what is available"
+    )
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="say more; tracebacks of faults"
+    )
+    parser.add_argument("--quiet", action="store_true", help="say nothing but errors")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

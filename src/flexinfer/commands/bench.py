@@ -1,0 +1,183 @@
+"""`flexinfer bench`: speed and memory at several budgets, measured beside predicted.
+
+Each budget runs in a process of its own, since a process's peak of memory never falls again.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+from flexinfer.commands.console import Console
+from flexinfer.commands.figures import duration
+from flexinfer.commands.loading import describe_plan, load, options, prefill_progress
+from flexinfer.commands.models import model_path
+from flexinfer.commands.plan import workload
+from flexinfer.errors import FlexInferError, OptionError
+from flexinfer.executor.model import open_model
+from flexinfer.executor.sampler import SamplingParams
+from flexinfer.executor.setup import plan_run
+from flexinfer.executor.stats import Stats
+from flexinfer.llm import LLM
+from flexinfer.units import format_bytes
+
+EXIT_CRASHED = 1
+COLUMNS = (
+    ("budget", 10),
+    ("locked", 10),
+    ("streamed", 10),
+    ("prompt t/s", 11),
+    ("first token, predicted", 24),
+    ("decode t/s, predicted, bound", 30),
+    ("peak", 10),
+)
+
+
+def bench(args: argparse.Namespace, console: Console) -> int:
+    """A budget that fails is reported in its place; the exit code is that of the last such."""
+    if args.repeat < 1:
+        raise OptionError(f"--repeat is {args.repeat}; it must be 1 or more")
+    if args.child:
+        return _report_one(args, console)
+    path = model_path(args.model)
+    table = not (args.json or console.quiet)
+    if table:
+        print(_row([name for name, _ in COLUMNS]), flush=True)
+    runs, code = [], 0
+    for ram in args.ram or [None]:
+        run, run_code = _in_child(args, str(path), ram)
+        runs.append(run)
+        code = run_code or code
+        if "error" in run:
+            named = "" if ram is None else f"--ram {format_bytes(ram)}: "
+            console.error(named + run["error"], run["hint"])
+        elif table:
+            print(_row(_cells(run)), flush=True)
+    if args.json:
+        print(json.dumps({"model": str(path), "runs": runs}))
+    return code
+
+
+def _in_child(args: argparse.Namespace, path: str, ram: int | None) -> tuple[dict[str, Any], int]:
+    """The child's object and exit code; its progress goes to our stderr."""
+    command = [sys.executable, "-m", "flexinfer", "bench", path, "--child", "--json"]
+    values = {
+        "--ram": ram,
+        "--prompt-tokens": args.prompt_tokens,
+        "--new-tokens": args.new_tokens,
+        "--repeat": args.repeat,
+        "--threads": args.threads,
+        "--kv-type": args.kv_type,
+        "--policy": args.policy,
+    }
+    for name, value in values.items():
+        command += [] if value is None else [f"{name}={value}"]
+    switches = {
+        "--no-prefetch": not args.prefetch,
+        "--force": args.force,
+        "--quiet": args.quiet,
+        "--verbose": args.verbose,
+    }
+    command += [name for name, on in switches.items() if on]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        try:
+            output, _ = child.communicate()
+        except BaseException:
+            child.kill()
+            raise
+    asked: dict[str, Any] = {"budget_bytes": ram}
+    if child.returncode < 0:
+        reason = {"error": f"killed by signal {-child.returncode}", "hint": "was memory short?"}
+        return asked | reason, EXIT_CRASHED
+    if child.returncode == 130:
+        raise KeyboardInterrupt
+    if not output:
+        return asked | {"error": "the run failed", "hint": "see above"}, child.returncode
+    return asked | json.loads(output), child.returncode
+
+
+def _report_one(args: argparse.Namespace, console: Console) -> int:
+    try:
+        print(json.dumps(_measure(args, console)))
+    except FlexInferError as error:
+        console.clear()
+        print(json.dumps({"error": str(error), "hint": error.hint}))
+        return 2
+    return 0
+
+
+def _measure(args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """One budget in this process: a warm-up is not needed, the medians of the repeats are told."""
+    model = open_model(model_path(args.model))
+    prompt_tokens, new_tokens = workload(model, args, None)
+    ram = args.ram[0] if args.ram else None
+    planned = plan_run(model, options(args, ram, None), prompt_tokens, new_tokens)
+    for line in describe_plan(model, planned, chat=False):
+        console.say(line)
+    with load(model, planned, console) as llm:
+        loaded_bytes = llm.session.disk_read_bytes
+        progress = prefill_progress(llm, console, planned.prediction.ttft_s)
+        repeats = []
+        for repeat in range(args.repeat):
+            prompt = _prompt(prompt_tokens, repeat, model.spec.vocab_size)
+            params = SamplingParams(max_tokens=new_tokens, ignore_end=True)
+            for chunk in llm.stream(prompt, params, progress):
+                if chunk.token_id is not None:
+                    done = llm.session.engine.timing.new_tokens
+                    console.status(f"run {repeat + 1} of {args.repeat} · token {done}")
+            console.clear()
+            repeats.append(llm.stats)
+    return _summary(llm, repeats, loaded_bytes)
+
+
+def _prompt(count: int, repeat: int, vocab_size: int) -> list[int]:
+    """Fixed ids. The first one differs in each repeat, or the cache would hold the rest already."""
+    return [(17 * position + 3 + repeat) % vocab_size for position in range(count)]
+
+
+def _summary(llm: LLM, repeats: list[Stats], loaded_bytes: int) -> dict[str, Any]:
+    """The names of `run --json` (medians), rates, and what was run."""
+    each = [asdict(stats) for stats in repeats]
+    run: dict[str, Any] = {}
+    for name in each[0]:
+        values = [stats[name] for stats in each]
+        run[name] = None if None in values else median(values)
+    run["peak_rss_bytes"] = max(stats.peak_rss_bytes for stats in repeats)
+    run["disk_read_bytes"] += loaded_bytes
+    rates = {
+        "prompt_tokens_per_s": [s.prompt_tokens / s.ttft_s for s in repeats],
+        "decode_tokens_per_s": [1 / s.tpot_s for s in repeats if s.tpot_s],
+    }
+    for name, values in rates.items():
+        run[name] = median(values) if values else None
+        run[f"{name}_all"] = values
+    plan = llm.plan
+    return run | {
+        "policy": plan.policy,
+        "prefetch": plan.prefetch,
+        "threads": llm.planned.context.threads,
+        "kv_type": plan.kv_type,
+        "context_tokens": plan.workload.context_tokens,
+        "sweep_tokens": plan.sweep_tokens,
+    }
+
+
+def _cells(run: dict[str, Any]) -> list[str]:
+    decode = run["decode_tokens_per_s"]
+    predicted, bound = (1 / run[name] for name in ("predicted_tpot_s", "bound_tpot_s"))
+    return [
+        format_bytes(run["budget_bytes"]),
+        format_bytes(run["locked_bytes"]),
+        format_bytes(run["streamed_bytes_per_sweep"]),
+        f"{run['prompt_tokens_per_s']:.3g}",
+        f"{duration(run['ttft_s'])}, {duration(run['predicted_ttft_s'])}",
+        f"{decode:.3g}, {predicted:.3g}, {bound:.3g}" if decode else "none",
+        format_bytes(run["peak_rss_bytes"]),
+    ]
+
+
+def _row(cells: list[str]) -> str:
+    return "  ".join(cell.rjust(width) for cell, (_, width) in zip(cells, COLUMNS, strict=True))

@@ -1,0 +1,68 @@
+"""What people see on stderr: notes, warnings, errors, and one status line rewritten in place."""
+
+import os
+import time
+from typing import TextIO
+
+REFRESH_S = 0.1  # of the status line
+_BOLD, _DIM, _RED, _CYAN = "1", "2", "1;31", "36"
+
+
+class Console:
+    """Writes to `stream` only. Control sequences are for terminals; colours also heed NO_COLOR."""
+
+    def __init__(self, stream: TextIO, *, quiet: bool = False, verbose: bool = False) -> None:
+        self._stream = stream
+        self.quiet = quiet
+        self.verbose = verbose
+        self.live = stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._colours = self.live and not os.environ.get("NO_COLOR")
+        self._status = False
+        self._shown_at = 0.0
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            self._write(text)
+
+    def aside(self, text: str) -> None:
+        """A note that matters less than what stands around it."""
+        self.say(self._painted(_DIM, text))
+
+    def warn(self, text: str) -> None:
+        self.say(f"{self._painted(_BOLD, 'warning:')} {text}")
+
+    def error(self, message: str, hint: str | None) -> None:
+        """The two-line form of every error; also when quiet."""
+        self._write(f"{self._painted(_RED, 'error:')} {message}")
+        if hint:
+            self._write(f"{self._painted(_CYAN, 'hint:')} {hint}")
+
+    def status(self, text: str) -> None:
+        """Show `text` in place of the former status; on a terminal only, and not too often."""
+        now = time.perf_counter()
+        if not self.live or self.quiet or (self._status and now - self._shown_at < REFRESH_S):
+            return
+        self._shown_at, self._status = now, True
+        columns = os.get_terminal_size(self._stream.fileno()).columns or 80
+        self._stream.write(f"\r\x1b[K{self._painted(_DIM, text[: columns - 1])}")
+        self._stream.flush()
+
+    def clear(self) -> None:
+        """Take the status line away."""
+        if self._status:
+            self._status = False
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+    def _write(self, text: str) -> None:
+        self.clear()
+        self._stream.write(f"{text}\n")
+        self._stream.flush()
+
+    def _painted(self, code: str, text: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self._colours else text
+
+
+def printable(text: str) -> str:
+    """Text from a model file, which is not trusted, without what a terminal would obey."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

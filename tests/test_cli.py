@@ -1,0 +1,205 @@
+"""The command line without a model in memory: options, errors, `info`, and what needs no plan."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from struct import pack
+
+import pytest
+from cli_tools import environment, flexinfer
+from gguf_bytes import FLOAT32, STRING, UINT32, entry, gguf, tensor, text
+
+from flexinfer.cli import main
+
+DIM, FFN, VOCAB = 32, 256, 48
+IQ2_XXS = 16  # 66 bytes for 256 values
+
+
+def complain(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[str, str]:
+    """The error and the hint of a command that is the user's to mend."""
+    assert main([str(arg) for arg in argv]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    error, hint = err.splitlines()
+    assert error.startswith("error: ") and hint.startswith("hint: ")
+    return error, hint
+
+
+@pytest.fixture
+def uncomputable(tmp_path: Path) -> Path:
+    """A whole llama whose ffn_down is of a type that has no kernel."""
+    numbers = {
+        "block_count": 1,
+        "context_length": 64,
+        "embedding_length": DIM,
+        "feed_forward_length": FFN,
+        "attention.head_count": 1,
+    }
+    keys = [entry("general.architecture", STRING, text("llama"))]
+    keys += [entry(f"llama.{key}", UINT32, pack("<I", value)) for key, value in numbers.items()]
+    keys.append(entry("llama.attention.layer_norm_rms_epsilon", FLOAT32, pack("<f", 1e-5)))
+    shapes = {f"blk.0.attn_{name}.weight": (DIM, DIM) for name in ("q", "k", "v", "output")}
+    shapes |= {f"blk.0.ffn_{name}.weight": (DIM, FFN) for name in ("gate", "up")}
+    shapes |= {f"{name}_norm.weight": (DIM,) for name in ("blk.0.attn", "blk.0.ffn", "output")}
+    shapes["token_embd.weight"] = (DIM, VOCAB)
+    tensors, at = [tensor("blk.0.ffn_down.weight", (FFN, DIM), 0, IQ2_XXS)], DIM * 66
+    for name, shape in shapes.items():
+        tensors.append(tensor(name, shape, at))
+        at += 4 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+    path = tmp_path / "uncomputable.gguf"
+    path.write_bytes(gguf(keys, tensors, bytes(at)))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["run", "demo", "hi", "--rma", "1GiB"], "--rma"),
+        (["plan", "demo", "--pol", "rows"], "--pol"),
+        (["rum", "demo"], "rum"),
+        (["run"], "MODEL"),
+        (["run", "demo", "hi", "--ram", "much"], "much"),
+        (["run", "demo", "hi", "--max-tokens", "many"], "--max-tokens"),
+        (["run", "demo", "hi", "--max-tokens", "-1"], "max_tokens is -1"),
+        (["run", "demo", "hi", "--temperature", "nan"], "temperature is nan"),
+        (["run", "demo", "hi", "--top-p", "0.9"], "--top-p cannot take effect at temperature 0"),
+        (["run", "demo", "hi", "--temperature", "1", "--top-p", "1.5"], "top_p is 1.5"),
+        (["run", "demo", "hi", "--seed", "-3"], "--seed is -3"),
+        (["run", "demo", "hi", "--stop", ""], "stop"),
+        (["run", "demo", "hi", "--raw", "--system", "be brief"], "--system"),
+        (["run", "demo", "hi", "--quiet", "-v"], "--quiet"),
+        (["bench", "demo", "--repeat", "0"], "--repeat is 0"),
+        (["info", "no such file.gguf"], "no such file.gguf"),
+    ],
+)
+def test_a_mistake_is_named_in_two_lines(
+    argv: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error, _ = complain(capsys, *argv)
+    assert named in error
+
+
+def test_the_demo_model_is_made_by_make_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FLEXINFER_MODELS", str(tmp_path))
+    error, hint = complain(capsys, "info", "demo")
+    assert str(tmp_path) in error and "`make demo`" in hint
+
+
+def test_the_demo_model_is_found(
+    smollm_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FLEXINFER_MODELS", str(smollm_path.parent))
+    assert main(["info", "demo", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["path"] == str(smollm_path)
+
+
+def test_info_tells_a_model_from_its_header(
+    gemma_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["info", str(gemma_path), "--json"]) == 0
+    out, err = capsys.readouterr()
+    facts = json.loads(out)
+    assert err == ""
+    assert facts["architecture"] == "gemma3" and facts["layers"] == 18
+    assert facts["vocabulary"] == 262144 and facts["window_tokens"] == 512
+    assert facts["kv_bytes_per_token"] == 18 * 2 * 256 * 2
+    assert facts["file_bytes"] == gemma_path.stat().st_size
+    assert set(facts["bytes_by_type"]) == {"Q8_0", "Q5_0", "Q4_K", "Q6_K", "F32"}
+    assert facts["runs"] is True and facts["chat_template"] is False
+    assert main(["info", str(gemma_path)]) == 0
+    assert "268.1 million" in capsys.readouterr().out
+
+
+def test_info_imports_neither_numpy_nor_the_kernels(smollm_path: Path) -> None:
+    code = (
+        "import sys; from flexinfer.cli import main; main(['info', sys.argv[1]]);"
+        "print({'numpy', 'tokenizers', 'flexinfer._kernels'} & set(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, smollm_path],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env=environment(),
+    )
+    assert done.stderr.strip() == "set()"
+
+
+@pytest.mark.parametrize("command", ["info", "plan", "run", "bench", "perplexity"])
+def test_a_type_without_a_kernel_is_named_by_every_command(
+    command: str, uncomputable: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = {"run": ["hi"], "perplexity": [str(uncomputable)]}.get(command, [])
+    if command == "bench":
+        argv = ["--child"]
+    assert main([command, str(uncomputable), *argv]) == 2
+    out, err = capsys.readouterr()
+    assert "IQ2_XXS of blk.0.ffn_down.weight" in (out if command == "bench" else err)
+    if command == "info":
+        assert "can be run     no" in out and "IQ2_XXS 2.06 KiB" in out
+
+
+def test_a_name_in_a_file_cannot_command_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "name.gguf"
+    path.write_bytes(gguf([entry("general.name", STRING, text("\x1b[2Jevil"))]))
+    assert main(["info", str(path)]) == 2
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv, expected in (
+        (["--version"], "flexinfer 0.1.0"),
+        (["--help"], "perplexity"),
+        (["run", "--help"], "default: 0, always the likeliest token"),
+    ):
+        with pytest.raises(SystemExit) as left:
+            main(argv)
+        out, err = capsys.readouterr()
+        assert left.value.code == 0 and expected in out and err == ""
+    assert main([]) == 0
+    assert "perplexity" in capsys.readouterr().out
+
+
+def test_a_fault_of_ours_has_a_traceback_only_when_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(path: object) -> None:
+        raise ZeroDivisionError("of ours")
+
+    monkeypatch.setattr("flexinfer.commands.info.open_checkpoint", fail)
+    assert main(["info", "x.gguf"]) == 1
+    err = capsys.readouterr().err
+    assert err.splitlines()[0] == "error: internal: ZeroDivisionError: of ours"
+    assert "Traceback" not in err
+    assert main(["info", "x.gguf", "-v"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_is_no_error(smollm_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "flexinfer", "info", smollm_path],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=60,
+            env=environment(),
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_bench_child_that_fails_is_reported_and_makes_the_exit_code(smollm_path: Path) -> None:
+    done = flexinfer("bench", smollm_path, "--ram", "1MiB", "--json", "--quiet")
+    (run,) = json.loads(done.stdout)["runs"]
+    assert done.returncode == 2
+    assert run["budget_bytes"] == 1 << 20 and "below the minimum" in run["error"]
+    assert "error: --ram 1 MiB: a budget of 1 MiB" in done.stderr

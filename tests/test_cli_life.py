@@ -1,0 +1,213 @@
+"""Ctrl-C at every stage, slow storage, and conversations on a terminal."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from cli_tools import environment, flexinfer, interrupt, read_until, slow_run
+
+WORDS = "one two three four five six seven eight nine ten " * 12
+
+
+def left_behind(folder: Path) -> list[str]:
+    """Temporary files, and shared memory of ours."""
+    return [str(path) for path in (*folder.iterdir(), *Path("/dev/shm").glob("*flex*"))]
+
+
+@pytest.mark.parametrize(
+    ("stage", "argv", "delay_s"),
+    [
+        ("locking weights", ["Hi", "--ram", "180MiB"], 0.15),
+        ("reading the prompt", [WORDS, "--ram", "110MiB"], 0.1),
+    ],
+)
+def test_ctrl_c_while_loading_and_reading_the_prompt(
+    stage: str, argv: list[str], delay_s: float, smollm_path: Path, tmp_path: Path
+) -> None:
+    """On slow storage, which is spoken of from the first second on, with an estimate."""
+    with slow_run("run", smollm_path, *argv, delay_s=delay_s, folder=tmp_path) as process:
+        read_until(process.stderr, stage.encode() + rb" \d+ % .* (left|expected)\n")
+        code, seconds = interrupt(process)
+    assert code == 130 and seconds < 2
+    assert left_behind(tmp_path) == []
+
+
+def test_ctrl_c_while_writing(smollm_path: Path, tmp_path: Path) -> None:
+    argv = ("run", smollm_path, "Count to a hundred", "--ram", "110MiB")
+    with slow_run(*argv, delay_s=0.005, folder=tmp_path) as process:
+        read_until(process.stdout, b".")
+        code, seconds = interrupt(process)
+    assert code == 130 and seconds < 2
+    assert left_behind(tmp_path) == []
+
+
+def test_a_reader_that_leaves_ends_the_run_quietly(smollm_path: Path, tmp_path: Path) -> None:
+    argv = ("run", smollm_path, "Count to a hundred", "--ram", "200MiB", "--quiet")
+    with slow_run(*argv, delay_s=0, folder=tmp_path) as process:
+        read_until(process.stdout, b".")
+        assert process.stdout and process.stderr
+        process.stdout.close()
+        assert process.wait(timeout=30) == 0
+        assert not process.stderr.read()
+
+
+def test_without_leave_to_pin_it_says_so_once_and_goes_on(smollm_path: Path) -> None:
+    """64 KiB as in containers; root may pin without limit, so the call itself is refused here."""
+    unpinned = (
+        "import sys; from flexinfer.memory.arena import Arena; Arena.pin = lambda self: False;"
+        "from flexinfer.cli import main; sys.exit(main())"
+    )
+    for command in ("run", "plan"):
+        argv = [str(smollm_path), "--ram", "140MiB"]
+        argv += ["Hi", "--max-tokens", "2"] if command == "run" else []
+        done = subprocess.run(
+            [sys.executable, "-c", unpinned, command, *argv],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+            env=environment(),
+        )
+        assert (done.stderr + done.stdout).count("not pinned") == 1
+
+
+class Terminal:
+    """A terminal of 100 columns with a program in it."""
+
+    def __init__(self, *argv: object) -> None:
+        self._ours, self._theirs = pty.openpty()
+        termios.tcsetwinsize(self._theirs, (30, 100))
+        self.settings = termios.tcgetattr(self._theirs)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "flexinfer", *map(str, argv)],
+            stdin=self._theirs,
+            stdout=self._theirs,
+            stderr=self._theirs,
+            env=environment(TERM="xterm"),
+            start_new_session=True,
+            preexec_fn=_take_terminal,
+        )
+        self._unread = ""
+
+    def expect(self, pattern: str, timeout_s: float = 20) -> str:
+        """What was shown since the last call, up to the end of `pattern`."""
+        end = time.monotonic() + timeout_s
+        os.set_blocking(self._ours, False)
+        while not (found := re.search(pattern, self._unread)):
+            assert time.monotonic() < end, f"{pattern!r} did not come, but {self._unread!r}"
+            try:
+                self._unread += os.read(self._ours, 4096).decode(errors="replace")
+            except BlockingIOError:
+                time.sleep(0.01)
+        shown, self._unread = self._unread[: found.end()], self._unread[found.end() :]
+        return shown
+
+    def type(self, text: str) -> None:
+        os.write(self._ours, text.encode())
+
+    def left(self) -> tuple[int, bool]:
+        """The exit code, and whether the terminal is as it was."""
+        code = self.process.wait(timeout=5)
+        return code, termios.tcgetattr(self._theirs) == self.settings
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+        os.close(self._theirs)
+
+
+def _take_terminal() -> None:
+    import fcntl
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@contextmanager
+def terminal(*argv: object) -> Iterator[Terminal]:
+    opened = Terminal(*argv)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def test_a_conversation(smollm_path: Path) -> None:
+    """Turns, commands, a conversation that outgrows its context, Ctrl-C in an answer, the end."""
+    with terminal("run", smollm_path, "--ram", "130MiB", "--ctx", 160, "--max-tokens", 40) as chat:
+        chat.expect("> ")
+        chat.type("Say hello.\n")
+        first = chat.expect("read from disk.*\n")
+        assert "Hello" in first and "tokens/s" in first
+        chat.expect("> ")
+        chat.type("And now goodbye.\n")
+        chat.expect("read from disk.*\n.*> ")
+        chat.type(WORDS + "\n")
+        refused = chat.expect("hint:.*\n")
+        assert re.search(r"error:.* the prompt has \d+ tokens, the context 160", refused)
+        assert "/clear" in refused
+        chat.type("/nonsense\n")
+        chat.expect("no such command: /nonsense")
+        chat.type("/clear\n")
+        chat.type("Say hello.\n")
+        assert "Hello" in chat.expect("read from disk.*\n.*> ")
+        chat.type("/exit\n")
+        assert chat.left() == (0, True)
+
+
+def test_ctrl_c_stops_an_answer_then_ends_the_chat(smollm_path: Path) -> None:
+    with terminal("run", smollm_path, "--ram", "200MiB", "--max-tokens", 4000) as chat:
+        chat.expect("> ")
+        chat.type("Write a very long story about a ship.\n")
+        chat.expect("ship.*\n.*[a-z]{3}")
+        chat.type("\x03")
+        chat.expect("> ", timeout_s=2)
+        chat.type("\x03")
+        assert chat.left() == (130, True)
+
+
+def test_ctrl_d_ends_a_chat(smollm_path: Path) -> None:
+    with terminal("run", smollm_path, "--ram", "200MiB") as chat:
+        chat.expect("> ")
+        chat.type("\x04")
+        assert chat.left() == (0, True)
+
+
+def test_a_run_on_a_terminal_leaves_it_clean(smollm_path: Path) -> None:
+    argv = ("run", smollm_path, "Say hello.", "--ram", "110MiB", "--max-tokens", 8)
+    with terminal(*argv) as shown:
+        screen = shown.expect("read from disk[^\n]*\n")
+        assert shown.left() == (0, True)
+    assert "reading the prompt" in screen or "locking weights" in screen
+    final = re.sub(r"[^\n]*\r\x1b\[K", "", screen.replace("\r\n", "\n"))  # what stays to be seen
+    assert "Hello" in final and "locking weights" not in final
+
+
+def test_a_chat_has_no_json(smollm_path: Path) -> None:
+    with terminal("run", smollm_path, "--json") as shown:
+        shown.expect("error:.* --json cannot take effect in a chat")
+        assert shown.left()[0] == 2
+
+
+def test_colours_are_off_where_they_are_not_wanted(
+    smollm_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value, coloured in (("", True), ("1", False)):
+        monkeypatch.setenv("NO_COLOR", value)
+        with terminal("info", "missing.gguf") as shown:
+            assert ("\x1b[" in shown.expect("hint:.*\n")) is coloured
+
+
+def test_a_status_line_goes_to_a_terminal_only(smollm_path: Path) -> None:
+    done = flexinfer("run", smollm_path, "Hi", "--ram", "140MiB", "--max-tokens", 3, "--json")
+    assert json.loads(done.stdout)["new_tokens"] == 3
+    assert "\r" not in done.stderr and "\x1b" not in done.stderr

@@ -1,0 +1,187 @@
+"""`run`, `plan`, `bench` and `perplexity` with a real model, each in a process of its own."""
+
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+from cli_tools import flexinfer
+
+from flexinfer.cli import main
+from flexinfer.units import format_bytes
+
+NAMES = [
+    "text",
+    "token_ids",
+    "prompt_tokens",
+    "new_tokens",
+    "ttft_s",
+    "tpot_s",
+    "load_s",
+    "stall_s",
+    "disk_read_bytes",
+    "locked_bytes",
+    "streamed_bytes_per_sweep",
+    "sweeps",
+    "peak_rss_bytes",
+    "budget_bytes",
+    "predicted_ttft_s",
+    "predicted_tpot_s",
+    "bound_tpot_s",
+    "finish_reason",
+]
+BUDGET = 110 << 20  # a third of the weights stays
+SMILES = "Say: " + "😀" * 12
+
+
+def test_json_is_one_object_of_exactly_these_names(smollm_path: Path) -> None:
+    done = flexinfer("run", smollm_path, "Hi", "--ram", BUDGET, "--max-tokens", 5, "--json")
+    assert done.returncode == 0, done.stderr
+    run = json.loads(done.stdout)
+    assert sorted(run) == sorted(NAMES)
+    assert len(run["token_ids"]) == run["new_tokens"] == run["sweeps"] == 5
+    assert run["finish_reason"] == "length"
+    assert run["peak_rss_bytes"] <= run["budget_bytes"] == BUDGET
+    assert 0 < run["locked_bytes"] < run["streamed_bytes_per_sweep"]
+    swept = run["locked_bytes"] + run["sweeps"] * run["streamed_bytes_per_sweep"]
+    assert 0 <= run["disk_read_bytes"] - swept <= 0.05 * swept + (16 << 20)
+    peak = f"peak {format_bytes(run['peak_rss_bytes'])} of 110 MiB"
+    for figure in (peak, "predicted", "locked ("):
+        assert figure in done.stderr
+    assert "\x1b" not in done.stderr and "\r" not in done.stderr
+
+
+def test_text_streams_whole_characters_and_nothing_else(smollm_path: Path) -> None:
+    argv = ("run", smollm_path, SMILES, "--raw", "--ram", BUDGET, "--max-tokens", 16, "--quiet")
+    streamed = flexinfer(*argv)
+    text = json.loads(flexinfer(*argv, "--json").stdout)["text"]
+    assert streamed.stdout == f"{text}\n" and streamed.stderr == ""
+    assert text.count("😀") > 3 and "\N{REPLACEMENT CHARACTER}" not in text.removesuffix("\ufffd")
+
+
+def test_a_prompt_may_come_through_a_pipe(smollm_path: Path) -> None:
+    argv = (smollm_path, "--max-tokens", 4, "--ram", BUDGET, "--quiet")
+    told = flexinfer("run", argv[0], "Hello there", *argv[1:]).stdout
+    assert told.strip()
+    assert flexinfer("run", *argv, stdin=b"Hello there\n").stdout == told
+
+
+@pytest.mark.parametrize(
+    ("argv", "stdin", "named"),
+    [
+        (["--ctx", "8"], b"Hello there", r"tokens, the context 8"),
+        ([], b"", "standard input is empty"),
+        ([], b"\xff\xfe", "not UTF-8"),
+        (["", "--raw"], b"", "the prompt is empty"),
+        (["hi", "--ram", "1MiB"], b"", "minimum"),
+        (["hi", "--force"], b"", "--force"),
+        (["hi", "--ctx", "9999"], b"", "8192"),
+        (["hi", "--threads", "0"], b"", "--threads is 0"),
+        (["hi", "--kv-type", "q3"], b"", "q3"),
+        (["hi", "--policy", "luck"], b"", "luck"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_it_begins(
+    argv: list[str],
+    stdin: bytes,
+    named: str,
+    smollm_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+    assert main(["run", str(smollm_path), *argv]) == 2
+    out, err = capsys.readouterr()
+    error, hint = err.splitlines()
+    assert out == ""
+    assert error.startswith("error: ") and named in error and hint.startswith("hint: ")
+
+
+def test_a_budget_below_the_minimum_is_refused_with_its_parts(smollm_path: Path) -> None:
+    refused = flexinfer("run", smollm_path, "hi", "--ram", "24MiB")
+    for part in ("24 MiB", "interpreter", "tokenizer", "kv_cache", "ring", "margin"):
+        assert part in refused.stderr
+    least = refused.stderr.split("--ram ")[1].split()[0]
+    accepted = flexinfer("run", smollm_path, "hi", "--ram", f"{int(least[:-3]) + 2}MiB", "--json")
+    assert accepted.returncode == 0, accepted.stderr
+    run = json.loads(accepted.stdout)
+    assert run["peak_rss_bytes"] <= run["budget_bytes"]
+
+
+def test_a_base_model_does_not_chat(gemma_path: Path) -> None:
+    done = flexinfer("run", gemma_path, "Hello")
+    assert done.returncode == 2 and "--raw" in done.stderr.splitlines()[1]
+
+
+def test_plan_maps_every_byte(smollm_path: Path) -> None:
+    sizes = ("--ram", "140MiB", "--prompt-tokens", 100, "--new-tokens", 20)
+    done = flexinfer("plan", smollm_path, *sizes, "--json")
+    plan = json.loads(done.stdout)
+    assert done.stderr == ""
+    spent = sum(plan["parts"].values()) + plan["unused_bytes"] + plan["margin_bytes"]
+    assert spent == plan["budget_bytes"] == 140 << 20
+    assert plan["unused_bytes"] < 64 << 10
+    assert plan["context_tokens"] == 120 and plan["prompt_sweeps"] == 1
+    assert [layer["layer"] for layer in plan["layers"]] == [*range(30), -1]
+    locked = sum(layer["locked_bytes"] for layer in plan["layers"])
+    streamed = sum(layer["streamed_bytes"] for layer in plan["layers"])
+    assert locked == plan["locked_bytes"]
+    gaps = plan["streamed_bytes_per_sweep"] - streamed  # norms between matrices, read along
+    assert 0 <= gaps < streamed / 100
+    assert 0 < plan["bound_tpot_s"] <= plan["predicted_tpot_s"]
+    text = flexinfer("plan", smollm_path, *sizes).stdout
+    for words in ("budget 140 MiB of", "streamed per sweep", "ffn_down", "kv cache", "by the disk"):
+        assert words in text
+
+
+def test_plan_says_when_nothing_streams_and_when_nothing_is_pinned(smollm_path: Path) -> None:
+    assert "nothing streams" in flexinfer("plan", smollm_path, "--ram", "400MiB").stdout
+
+
+@pytest.mark.parametrize("argv", [["--prompt-tokens", "9000"], ["--new-tokens", "0"]])
+def test_plan_refuses_a_workload_that_cannot_be(argv: list[str], smollm_path: Path) -> None:
+    done = flexinfer("plan", smollm_path, *argv)
+    assert done.returncode == 2 and argv[1] in done.stderr
+
+
+def test_bench_measures_each_budget_in_its_own_process(smollm_path: Path) -> None:
+    sizes = ("--prompt-tokens", 24, "--new-tokens", 4, "--repeat", 2)
+    budgets = ("--ram", "280MiB", "--ram", "120MiB")
+    done = flexinfer("bench", smollm_path, *budgets, *sizes, "--no-prefetch", "--json")
+    assert done.returncode == 0, done.stderr
+    large, small = json.loads(done.stdout)["runs"]
+    for run in (large, small):
+        assert set(NAMES) - set(run) == {"text", "token_ids", "finish_reason"}
+        assert run["prompt_tokens"] == 24 and run["new_tokens"] == 4 and run["sweeps"] == 4
+        assert run["policy"] == "rows" and run["prefetch"] is False
+        assert run["peak_rss_bytes"] <= run["budget_bytes"]
+        for name in ("prompt_tokens_per_s", "decode_tokens_per_s"):
+            assert len(run[f"{name}_all"]) == 2
+            assert run[name] == pytest.approx(sum(run[f"{name}_all"]) / 2)
+    assert large["streamed_bytes_per_sweep"] == 0 < small["streamed_bytes_per_sweep"]
+    assert small["peak_rss_bytes"] < large["peak_rss_bytes"]
+    read = small["locked_bytes"] + small["sweeps"] * small["streamed_bytes_per_sweep"]
+    assert small["disk_read_bytes"] == pytest.approx(read, rel=0.05)
+
+
+def test_bench_tabulates_for_people(smollm_path: Path) -> None:
+    sizes = ("--prompt-tokens", 8, "--new-tokens", 2, "--repeat", 1)
+    done = flexinfer("bench", smollm_path, "--ram", "120MiB", *sizes)
+    head, row = done.stdout.splitlines()
+    assert "decode t/s, predicted, bound" in head and row.split()[:2] == ["120", "MiB"]
+
+
+def test_perplexity_of_a_text(smollm_path: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("The cat sat on the mat. The dog lay by the door. " * 12)
+    argv = ("perplexity", smollm_path, text, "--ctx", 64, "--ram", "140MiB")
+    done = flexinfer(*argv, "--chunks", 2, "--json")
+    assert done.returncode == 0, done.stderr
+    score = json.loads(done.stdout)
+    assert set(score) == {"perplexity", "chunks", "ctx", "scored_tokens", "seconds"}
+    assert (score["chunks"], score["ctx"], score["scored_tokens"]) == (2, 64, 62)
+    assert 1 < score["perplexity"] < 10 and math.isfinite(score["seconds"])
+    assert "locked" in done.stderr
+    short = flexinfer("perplexity", smollm_path, text, "--ctx", 4096)
+    assert short.returncode == 2 and "less than one chunk of 4096" in short.stderr
