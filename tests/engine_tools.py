@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,10 @@ from flexinfer import LLM
 from flexinfer.executor.kv_cache import Sequence as CachedSequence
 from flexinfer.executor.model import Model, open_model
 from flexinfer.executor.setup import Options, plan_run
+from flexinfer.memory.ledger import Category
 from flexinfer.ops.base import Span
+from flexinfer.planner.planner import Plan, make_plan
+from flexinfer.units import MiB
 
 
 @contextmanager
@@ -22,6 +26,32 @@ def opened(
         model = open_model(model)
     planned = plan_run(model, Options(**options), prompt_tokens, new_tokens)
     with LLM.from_plan(model, planned) as llm:
+        yield llm
+
+
+@contextmanager
+def locking(
+    model: Model, share: float, ctx: int = 160, threads: int = 2, prefetch: bool = True
+) -> Iterator[LLM]:
+    """An LLM of which `share` of the weights is locked: the budget counts from 0, not from this process,
+    whose size differs from test to test."""
+    planned = plan_run(model, Options(ctx=ctx, threads=threads, prefetch=prefetch), 64, 64)
+
+    def plan(budget_bytes: int) -> Plan:
+        return make_plan(
+            model.spec,
+            model.weights,
+            planned.plan.workload,
+            budget_bytes=budget_bytes,
+            base_bytes={Category.INTERPRETER: 0, Category.TOKENIZER: 0},
+            threads=threads,
+            prefetch=prefetch,
+        )
+
+    whole = plan(1 << 40)
+    weights = whole.parts[Category.LOCKED]
+    budget = round(whole.total_bytes - (1 - share) * weights) + 16 * MiB
+    with LLM.from_plan(model, replace(planned, plan=plan(budget))) as llm:
         yield llm
 
 
