@@ -30,46 +30,61 @@ static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t round_up_lanes(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
 // c[i][:] = c[i][:] * factor[i] + sum over k, ascending, of a[i][k] * b[k][:], for kQueries rows of kVectors vectors.
-// With factor == nullptr c is only written.
+// With factor == nullptr c is only written. Row k of `ahead`, 64 values wide, is prefetched meanwhile, if given
+// (to the second level: a tile is too much for the first, which cost a third of the bandwidth).
 template <int kQueries, int kVectors, class Value>
 static inline void multiply_block(const float* a, int64_t a_stride, const Value* b, int64_t b_stride, int64_t depth,
-                           const float* factor, float* c, int64_t c_stride) {
+                           const float* factor, float* c, int64_t c_stride, const Value* ahead) {
   f32x16 sum[kQueries][kVectors];
   for (int i = 0; i < kQueries; ++i)
     for (int v = 0; v < kVectors; ++v)
       sum[i][v] = factor ? mul(load(c + i * c_stride + v * kLanes), set1(factor[i])) : set1(0.0f);
-  for (int64_t k = 0; k < depth; ++k) {
+  const auto step = [&](int64_t k) {
     f32x16 row[kVectors];
     for (int v = 0; v < kVectors; ++v) row[v] = load_values(b + k * b_stride + v * kLanes);
     for (int i = 0; i < kQueries; ++i) {
       const f32x16 x = set1(a[i * a_stride + k]);
       for (int v = 0; v < kVectors; ++v) sum[i][v] = fma(x, row[v], sum[i][v]);
     }
+  };
+  if (ahead) {
+    constexpr int64_t kLineValues = 64 / sizeof(Value);
+    for (int64_t k = 0; k < depth; ++k) {
+      for (int64_t i = 0; i < kPageTokens; i += kLineValues) prefetch_l2(ahead + k * kPageTokens + i);
+      step(k);
+    }
+  } else {
+    for (int64_t k = 0; k < depth; ++k) step(k);
   }
   for (int i = 0; i < kQueries; ++i)
     for (int v = 0; v < kVectors; ++v) store(c + i * c_stride + v * kLanes, sum[i][v]);
 }
 
-// The same for any number of rows.
+// The same for any number of rows, in blocks as even as can be.
 template <int kVectors, class Value>
 static inline void multiply_rows(int64_t rows, const float* a, int64_t a_stride, const Value* b, int64_t b_stride,
-                          int64_t depth, const float* factor, float* c, int64_t c_stride) {
+                          int64_t depth, const float* factor, float* c, int64_t c_stride, const Value* ahead) {
   const auto block = [&]<int kQueries>() {
-    multiply_block<kQueries, kVectors>(a, a_stride, b, b_stride, depth, factor, c, c_stride);
+    multiply_block<kQueries, kVectors>(a, a_stride, b, b_stride, depth, factor, c, c_stride, ahead);
     a += kQueries * a_stride;
     c += kQueries * c_stride;
     if (factor) factor += kQueries;
-    rows -= kQueries;
+    ahead = nullptr;
   };
-  while (rows >= kQueryBlock) block.template operator()<kQueryBlock>();
-  switch (rows) {
-    case 5: block.template operator()<5>(); break;
-    case 4: block.template operator()<4>(); break;
-    case 3: block.template operator()<3>(); break;
-    case 2: block.template operator()<2>(); break;
-    case 1: block.template operator()<1>(); break;
+  for (int64_t blocks = (rows + kQueryBlock - 1) / kQueryBlock; blocks > 0; --blocks) {
+    const int64_t size = (rows + blocks - 1) / blocks;
+    switch (size) {
+      case 6: block.template operator()<6>(); break;
+      case 5: block.template operator()<5>(); break;
+      case 4: block.template operator()<4>(); break;
+      case 3: block.template operator()<3>(); break;
+      case 2: block.template operator()<2>(); break;
+      case 1: block.template operator()<1>(); break;
+    }
+    rows -= size;
   }
 }
+static_assert(kQueryBlock == 6);
 
 template <class Value>
 static inline void widen(const Value* from, int64_t count, float* to) {
@@ -164,7 +179,7 @@ static inline void attend_as(const Attention& args, const AttentionTask& task, v
   // Few queries read the cache as it is; many have each tile made float32 once. Rows that do not fill their last vector
   // are always copied, for reading past the last one may leave the page.
   constexpr bool kWide = std::is_same_v<Value, float>;
-  const bool copies = dim % kLanes != 0 || (!kWide && queries > kQueryBlock);
+  const bool copies = dim % kLanes != 0 || (!kWide && queries > 2 * kQueryBlock);
 
   const AttentionScratch s(memory, dim, queries);
   for (int64_t token = 0; token < task.tokens; ++token)
@@ -178,27 +193,30 @@ static inline void attend_as(const Attention& args, const AttentionTask& task, v
   fill(s.correction, queries, 0.0f);
   fill(s.values + kPageTokens * dim, kLanes, 0.0f);
 
-  const auto weigh = [&](const auto* values, int64_t low, int64_t high) {
+  const auto weigh = [&](const auto* values, int64_t low, int64_t high, const auto* ahead) {
     int64_t d = 0;
     const auto columns = [&]<int kVectors>() {
       for (; d + kVectors * kLanes <= padded; d += kVectors * kLanes)
         multiply_rows<kVectors>(queries, s.scores + low, kPageTokens, values + low * dim + d, dim, high - low,
-                                s.correction, s.out + d, padded);
+                                s.correction, s.out + d, padded, ahead ? ahead + d * kPageTokens : ahead);
     };
     columns.template operator()<kVectorBlock>();
     columns.template operator()<1>();
   };
 
-  for (int64_t tile = lowest(first_position) / kPageTokens; tile <= last_position / kPageTokens; ++tile) {
+  const int64_t last_tile = last_position / kPageTokens;
+  const auto tile_keys = [&](int64_t tile) { return reinterpret_cast<const Value*>(args.kv.keys(tile, kv_head)); };
+  for (int64_t tile = lowest(first_position) / kPageTokens; tile <= last_tile; ++tile) {
     const int64_t begin = tile * kPageTokens;
-    const Value* keys = reinterpret_cast<const Value*>(args.kv.keys(tile, kv_head));
+    const Value* keys = tile_keys(tile);
     const Value* values = reinterpret_cast<const Value*>(args.kv.values(tile, kv_head));
     if (copies) {
       widen(keys, kPageTokens * dim, s.keys);
       widen(values, kPageTokens * dim, s.values);
-      multiply_rows<kVectorBlock>(queries, s.q, dim, s.keys, kPageTokens, dim, nullptr, s.scores, kPageTokens);
+      const float* const none = nullptr;
+      multiply_rows<kVectorBlock>(queries, s.q, dim, s.keys, kPageTokens, dim, nullptr, s.scores, kPageTokens, none);
     } else {
-      multiply_rows<kVectorBlock>(queries, s.q, dim, keys, kPageTokens, dim, nullptr, s.scores, kPageTokens);
+      multiply_rows<kVectorBlock>(queries, s.q, dim, keys, kPageTokens, dim, nullptr, s.scores, kPageTokens, values);
     }
     for (int64_t i = 0; i < queries; ++i) {
       const int64_t position = first_position + i / task.heads;
@@ -215,9 +233,9 @@ static inline void attend_as(const Attention& args, const AttentionTask& task, v
     const int64_t low = most(lowest(first_position) - begin, 0);
     const int64_t high = least(last_position + 1 - begin, kPageTokens);
     if (copies)
-      weigh(s.values, low, high);
+      weigh(s.values, low, high, static_cast<const float*>(nullptr));
     else
-      weigh(values, low, high);
+      weigh(values, low, high, tile < last_tile ? tile_keys(tile + 1) : nullptr);
   }
 
   for (int64_t i = 0; i < queries; ++i) {

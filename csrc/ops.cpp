@@ -3,6 +3,7 @@
 #include "ops.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "attention.h"
 #include "context.h"
@@ -12,14 +13,39 @@ namespace {
 
 constexpr int64_t kTaskElements = 16384;  // some microseconds of work: less is not worth another thread
 
+int64_t blocks(int64_t n, int64_t size) { return (n + size - 1) / size; }
+
 // Calls f(i) for i in [0, count), each costing `elements`.
 template <class F>
 void for_each(Context& context, int64_t count, int64_t elements, const F& f) {
   const int64_t per_task = std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, elements));
-  Context::Lease(context, 0, 0).run((count + per_task - 1) / per_task, [&](int64_t task, void*) {
+  Context::Lease(context, 0, 0).run(blocks(count, per_task), [&](int64_t task, void*) {
     const int64_t end = std::min(count, (task + 1) * per_task);
     for (int64_t i = task * per_task; i < end; ++i) f(i);
   });
+}
+
+struct AttentionBlock {
+  int64_t heads;
+  int64_t tokens;
+};
+
+// How much of a kv head's work is one task: the block that finishes first, the larger of equals (it shares more).
+AttentionBlock attention_block(int64_t kv_heads, int64_t group, int64_t tokens, int64_t threads) {
+  constexpr int64_t kQueries = 48;   // at most: the conversion of a tile is then a few percent of its use
+  constexpr int64_t kTileCost = 2;   // of loading and converting a tile, in queries (measured)
+  AttentionBlock best{};
+  int64_t best_cost = std::numeric_limits<int64_t>::max();
+  for (int64_t heads = std::min(group, kQueries); heads > 0; --heads) {
+    const int64_t block_tokens = std::min(tokens, kQueries / heads);
+    const int64_t tasks = kv_heads * blocks(group, heads) * blocks(tokens, block_tokens);
+    const int64_t cost = blocks(tasks, threads) * (kTileCost + heads * block_tokens);
+    if (cost < best_cost) {
+      best_cost = cost;
+      best = {heads, block_tokens};
+    }
+  }
+  return best;
 }
 
 }  // namespace
@@ -64,29 +90,20 @@ void kv_append(Context& context, const KvPages& kv, const float* k, int64_t k_st
 
 void attention(Context& context, const Attention& args) {
   if (args.tokens == 0) return;
-  constexpr int64_t kQueries = 48;       // per task: the conversion of a tile is then a few percent of its use
-  constexpr int64_t kTasksPerThread = 3;  // for balance; below that the heads of a kv head are split too
   const AttentionKernels& kernels = context.kernels().attention;
   const int64_t group = args.heads / args.kv.kv_heads;
-  const int64_t wanted = context.threads() == 1 ? 1 : kTasksPerThread * context.threads();
-
-  int64_t heads = std::min(group, kQueries);  // of a task
-  int64_t tokens = std::min(args.tokens, std::max<int64_t>(1, kQueries / heads));
-  const auto blocks = [](int64_t n, int64_t size) { return (n + size - 1) / size; };
-  const int64_t tasks = args.kv.kv_heads * blocks(args.tokens, tokens);
-  if (tasks < wanted) heads = std::max<int64_t>(1, heads / blocks(wanted, tasks));
-
+  const auto [heads, tokens] = attention_block(args.kv.kv_heads, group, args.tokens, context.threads());
   const int64_t head_blocks = blocks(group, heads);
   const int64_t token_blocks = blocks(args.tokens, tokens);
+  const int64_t tasks_per_block = args.kv.kv_heads * head_blocks;
   Context::Lease lease(context, 0, kernels.scratch_bytes(args.kv.head_dim, tokens * heads));
-  lease.run(args.kv.kv_heads * head_blocks * token_blocks, [&](int64_t index, void* scratch) {
+  lease.run(tasks_per_block * token_blocks, [&](int64_t index, void* scratch) {
+    const int64_t block = token_blocks - 1 - index / tasks_per_block;  // the longest first
+    const int64_t kv_head = index % tasks_per_block / head_blocks;
     AttentionTask task;
-    const int64_t block = token_blocks - 1 - index / (args.kv.kv_heads * head_blocks);  // the longest first
-    const int64_t head_block = index % (args.kv.kv_heads * head_blocks);
-    const int64_t kv_head = head_block / head_blocks;
     task.first_token = block * tokens;
     task.tokens = std::min(tokens, args.tokens - task.first_token);
-    task.first_head = kv_head * group + head_block % head_blocks * heads;
+    task.first_head = kv_head * group + index % head_blocks * heads;
     task.heads = std::min(heads, (kv_head + 1) * group - task.first_head);
     kernels.attend(args, task, scratch);
   });

@@ -184,5 +184,6 @@ static FI_INLINE void transpose_dwords(const uint8_t* const* rows, size_t offset
     for (int e = 0; e < 4; ++e) std::memcpy(&out[e].v[row], rows[row] + offset + 4 * e, 4);
 }
 static FI_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+static FI_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 }  // namespace flexinfer::FI_NS
