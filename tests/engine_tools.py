@@ -33,7 +33,8 @@ def opened(
 def locking(
     model: Model, share: float, ctx: int = 160, threads: int = 2, prefetch: bool = True
 ) -> Iterator[LLM]:
-    """An LLM of which `share` of the weights is locked: the budget counts from 0, not from this process,
+    """An LLM of which `share` of the weights is locked: the budget counts from 0, not from this
+    process,
     whose size differs from test to test."""
     planned = plan_run(model, Options(ctx=ctx, threads=threads, prefetch=prefetch), 64, 64)
 
@@ -56,7 +57,9 @@ def locking(
 
 
 def sweep_logits(llm: LLM, tokens: Sequence[int], cuts: Sequence[int]) -> np.ndarray:
-    """Logits after each of the sweeps that `cuts` (the ends of the chunks) divide the tokens into."""
+    """Logits after each of the sweeps that `cuts` (the ends of the chunks) divide the tokens
+    into.
+    """
     sequence = CachedSequence(llm.session.pool, len(tokens))
     sequence.reserve(len(tokens))
     rows, start = [], 0

@@ -1,4 +1,6 @@
-"""Every architecture against `transformers` with the same weights, float32 all the way (design: ≤ 1e-3)."""
+"""Every architecture against `transformers` with the same weights, float32 all the way (design:
+≤ 1e-3).
+"""
 
 from pathlib import Path
 

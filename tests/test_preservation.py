@@ -22,7 +22,9 @@ PATH = Path("toy.gguf")
 
 
 def model(*layers: list[tuple[int, int]], gap_bytes: int = 0) -> list[Matrix]:
-    """Matrices of (rows, columns), F32, one after the other in the file, `gap_bytes` between them."""
+    """Matrices of (rows, columns), F32, one after the other in the file, `gap_bytes` between
+    them.
+    """
     matrices, offset = [], 1000
     for layer, shapes in enumerate(layers):
         for index, (rows, columns) in enumerate(shapes):
@@ -34,7 +36,9 @@ def model(*layers: list[tuple[int, int]], gap_bytes: int = 0) -> list[Matrix]:
 
 
 def check(matrices: list[Matrix], placement: Placement) -> None:
-    """Every row is locked or streamed exactly once, in reads that hold it, requests in order of use."""
+    """Every row is locked or streamed exactly once, in reads that hold it, requests in order of
+    use.
+    """
     limit = request_bytes(matrices)
     used = []
     for matrix, placed in zip(matrices, placement.matrices, strict=True):

@@ -14,7 +14,9 @@ class FormatError(FlexInferError):
 
 
 class UnsupportedError(FlexInferError):
-    """A sound file that needs something FlexInfer does not have: a block type, an architecture, a tokenizer."""
+    """A sound file that needs something FlexInfer does not have: a block type, an architecture,
+    a tokenizer.
+    """
 
 
 class BudgetError(FlexInferError):
@@ -26,7 +28,9 @@ class OptionError(FlexInferError):
 
 
 class PromptError(FlexInferError):
-    """A request that cannot be served: longer than the context, refused by the chat template, ..."""
+    """A request that cannot be served: longer than the context, refused by the chat template,
+    ...
+    """
 
 
 class ReadError(FlexInferError):

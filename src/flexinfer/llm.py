@@ -4,7 +4,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self, overload
+from typing import Self, cast, overload
 
 from flexinfer.executor.engine import Chunk
 from flexinfer.executor.model import Model, open_model
@@ -30,9 +30,9 @@ class Completion:
 class LLM:
     """A model held under a RAM budget, ready to continue text.
 
-    `model` is a GGUF file; `ram` a size ("8GiB", bytes; default: what the machine can spare), `ctx` the
-    tokens of context to reserve (default: as for a chat). Use it as a context manager, or close() it.
-    Raises FlexInferError subclasses.
+    `model` is a GGUF file; `ram` a size ("8GiB", bytes; default: what the machine can spare),
+    `ctx` the tokens of context to reserve (default: as for a chat). Use it as a context manager,
+    or close() it. Raises FlexInferError subclasses.
     """
 
     def __init__(
@@ -83,7 +83,9 @@ class LLM:
         params: SamplingParams | None = None,
         progress: Progress | None = None,
     ) -> Generator[Chunk, None, None]:
-        """Continue a prompt piece by piece; closing the iterator stops the work. Raises PromptError, ReadError."""
+        """Continue a prompt piece by piece; closing the iterator stops the work. Raises
+        PromptError, ReadError.
+        """
         self._before = (self.session.stall_s, self.session.disk_read_bytes)
         ids = self.encode(prompt)
         return self.session.engine.generate(ids, params or SamplingParams(), progress)
@@ -102,12 +104,14 @@ class LLM:
         """Continue a prompt, or each of a list of texts, to its end."""
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], str):
             return [self._complete(str(text), params) for text in prompt]
-        return self._complete(prompt, params)
+        return self._complete(cast(Prompt, prompt), params)
 
     def chat(
         self, messages: Sequence[dict[str, str]], params: SamplingParams | None = None
     ) -> Completion:
-        """Answer a conversation by the model's own chat template: [{"role": "user", "content": ...}, ...]."""
+        """Answer a conversation by the model's own chat template: [{"role": "user", "content":
+        ...}, ...].
+        """
         return self._complete(self.model.chat_prompt(list(messages)), params)
 
     def _complete(self, prompt: Prompt, params: SamplingParams | None) -> Completion:

@@ -1,4 +1,6 @@
-"""The engine: requests in, tokens out. One sequence for now; a sweep carries any number of its tokens."""
+"""The engine: requests in, tokens out. One sequence for now; a sweep carries any number of its
+tokens.
+"""
 
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -20,7 +22,9 @@ Progress = Callable[[str, int, int], None]  # phase, done, of how many
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One step of a continuation: `text` may be empty while a character or a stop string is incomplete."""
+    """One step of a continuation: `text` may be empty while a character or a stop string is
+    incomplete.
+    """
 
     token_id: int | None
     text: str
@@ -43,7 +47,9 @@ class Timing:
 
 
 class Engine:
-    """Continues token sequences; keeps the cache of the last one, so that a chat's next turn starts warm."""
+    """Continues token sequences; keeps the cache of the last one, so that a chat's next turn
+    starts warm.
+    """
 
     def __init__(
         self,
@@ -63,7 +69,8 @@ class Engine:
     def generate(
         self, prompt: Sequence[int], params: SamplingParams, progress: Progress | None = None
     ) -> Generator[Chunk, None, None]:
-        """Continue `prompt`; the last chunk carries the finish reason. Closing the iterator stops the work.
+        """Continue `prompt`; the last chunk carries the finish reason. Closing the iterator stops
+        the work.
 
         Raises PromptError at once for a prompt that is empty, too long, or not of this vocabulary.
         """
@@ -71,7 +78,9 @@ class Engine:
         return self._generate(list(prompt), params, progress)
 
     def score(self, tokens: Sequence[int], first: int) -> Array:
-        """Log-probabilities of tokens[first + 1:] given what precedes each, from an empty cache, in one sweep."""
+        """Log-probabilities of tokens[first + 1:] given what precedes each, from an empty
+        cache, in one sweep.
+        """
         self._check(tokens)
         if len(tokens) > self._executor.sweep_tokens:
             raise PromptError(
@@ -138,7 +147,9 @@ class Engine:
             logits = self._append([token])
 
     def _prefill(self, prompt: list[int], progress: Progress | None) -> Array:
-        """Sweep the prompt beyond what the cache already holds of it; the logits after its last token."""
+        """Sweep the prompt beyond what the cache already holds of it; the logits after its last
+        token.
+        """
         sequence = self._sequence
         same = 0
         for cached, token in zip(sequence.tokens, prompt[:-1], strict=False):
@@ -163,7 +174,9 @@ class Engine:
         last: bool = True,
         on_layer: Callable[[int], None] | None = None,
     ) -> Array | None:
-        """One sweep of `tokens` behind the cached ones; an abandoned sweep leaves the sequence as it was."""
+        """One sweep of `tokens` behind the cached ones; an abandoned sweep leaves the sequence
+        as it was.
+        """
         sequence = self._sequence
         start = len(sequence.tokens)
         sequence.reserve(start + len(tokens))

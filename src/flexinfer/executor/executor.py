@@ -45,11 +45,12 @@ class Executor:
         logits: bool = True,
         on_layer: Callable[[int], None] | None = None,
     ) -> Array | None:
-        """Run `tokens` (at most sweep_tokens) through all layers; their keys and values join the cache.
+        """Run `tokens` (at most sweep_tokens) through all layers; their keys and values join the
+        cache.
 
-        Returns the logits [vocabulary] of the last token, a view that the next sweep overwrites, or None. An
-        exception (Ctrl-C, a read error) leaves the stream at the beginning of a sweep; the cache rows of the
-        sweep's tokens are then undefined.
+        Returns the logits [vocabulary] of the last token, a view that the next sweep overwrites,
+        or None. An exception (Ctrl-C, a read error) leaves the stream at the beginning of a sweep;
+        the cache rows of the sweep's tokens are then undefined.
         """
         try:
             hidden = self._layers(tokens, spans, on_layer)
@@ -66,9 +67,11 @@ class Executor:
             raise
 
     def score(self, tokens: Sequence[int], spans: Sequence[Span], first: int) -> Array:
-        """Log-probabilities of tokens[first + 1:], each given all before it: float64 [len(tokens) - first - 1].
+        """Log-probabilities of tokens[first + 1:], each given all before it: float64 [len(tokens)
+        - first - 1].
 
-        The head's product exists only a slab of the vocabulary at a time (log-sum-exp, merged as it goes).
+        The head's product exists only a slab of the vocabulary at a time (log-sum-exp, merged as
+        it goes).
         """
         try:
             hidden = self._layers(tokens, spans, None)

@@ -1,4 +1,6 @@
-"""A model opened: headers, spec, the list of its weights, its tokenizer. No weight has been read."""
+"""A model opened: headers, spec, the list of its weights, its tokenizer. No weight has been
+read.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,9 @@ from flexinfer.tokenizer import Tokenizer, load_chat_template, load_tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What `open_model` returns; `base_bytes` were resident before the tokenizer, `tokenizer_bytes` are its own."""
+    """What `open_model` returns; `base_bytes` were resident before the tokenizer,
+    `tokenizer_bytes` are its own.
+    """
 
     checkpoint: Checkpoint
     spec: ModelSpec
@@ -28,7 +32,9 @@ class Model:
         return self.checkpoint.path
 
     def chat_prompt(self, messages: list[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation by the model's own template. Raises PromptError without one."""
+        """Token ids of a conversation by the model's own template. Raises PromptError without
+        one.
+        """
         template = load_chat_template(self.checkpoint.metadata, self.tokenizer)
         return self.tokenizer.encode(template.render(messages))
 

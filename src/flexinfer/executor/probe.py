@@ -1,4 +1,6 @@
-"""A look of a quarter of a second at what this machine gives: the disk at the model's place, memory, our kernels."""
+"""A look of a quarter of a second at what this machine gives: the disk at the model's place,
+memory, our kernels.
+"""
 
 import ctypes
 import time
@@ -24,7 +26,9 @@ MIN_READ_BYTES = 4 * MiB
 def probe(
     path: Path, types: Iterable[BlockType], context: _kernels.Context, spare_bytes: int
 ) -> Hardware:
-    """Measure; touches half of `spare_bytes` of memory, at most 64 MiB, for a moment. Raises ReadError."""
+    """Measure; touches half of `spare_bytes` of memory, at most 64 MiB, for a moment. Raises
+    ReadError.
+    """
     read_bytes = max(MIN_READ_BYTES, min(MAX_READ_BYTES, spare_bytes // 2))
     disk = measure_bandwidth(path)
     with closing(Arena(read_bytes)) as arena:
@@ -42,7 +46,9 @@ def _rates(
     read_bytes: int,
     memory_bytes_per_s: float,
 ) -> KernelRates:
-    """Products with zeros, of which every block type can be made: their time does not depend on the values."""
+    """Products with zeros, of which every block type can be made: their time does not depend on
+    the values.
+    """
     row_bytes = kind.row_bytes(COLUMNS)
     rows = min(read_bytes // row_bytes // 16 * 16, 16384)
     x = np.ones((TOKENS, COLUMNS), np.float32)

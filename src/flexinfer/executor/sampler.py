@@ -10,7 +10,9 @@ from flexinfer.ops.base import Array
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to continue a prompt. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep every token."""
+    """How to continue a prompt. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep every
+    token.
+    """
 
     max_tokens: int = 512
     temperature: float = 0.0

@@ -1,4 +1,6 @@
-"""From a user's options to a plan: the budget that is really there, the defaults, the probe of the machine."""
+"""From a user's options to a plan: the budget that is really there, the defaults, the probe of
+the machine.
+"""
 
 from dataclasses import dataclass
 
@@ -55,7 +57,8 @@ def plan_run(
 ) -> Planned:
     """Decide everything about a run and say how fast it will be; nothing is loaded.
 
-    Without token counts it is planned as a chat: a prompt of half the context. Raises BudgetError, OptionError.
+    Without token counts it is planned as a chat: a prompt of half the context. Raises BudgetError,
+    OptionError.
     """
     available = available_memory()
     budget = default_budget(available)

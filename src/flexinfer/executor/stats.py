@@ -9,7 +9,9 @@ from flexinfer.memory.budget import peak_resident_bytes
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Of one request, but for `load_s` and `peak_rss_bytes` (the kernel's VmHWM), which are the process's."""
+    """Of one request, but for `load_s` and `peak_rss_bytes` (the kernel's VmHWM), which are the
+    process's.
+    """
 
     prompt_tokens: int
     new_tokens: int

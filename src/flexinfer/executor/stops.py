@@ -17,7 +17,9 @@ class StopMatcher:
         return self._release(self._detokenizer.push(token)) if self._detokenizer else ""
 
     def flush(self) -> str:
-        """What is left at the end: an incomplete character, a beginning of a stop string that did not come."""
+        """What is left at the end: an incomplete character, a beginning of a stop string that
+        did not come.
+        """
         text = self._release(self._detokenizer.flush()) if self._detokenizer else ""
         text, self._held = text + ("" if self.stopped else self._held), ""
         return text

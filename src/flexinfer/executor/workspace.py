@@ -1,4 +1,6 @@
-"""The activations' memory: taken once from the arena, cut anew for each sweep's number of tokens."""
+"""The activations' memory: taken once from the arena, cut anew for each sweep's number of
+tokens.
+"""
 
 from dataclasses import dataclass
 from typing import Self
@@ -27,7 +29,9 @@ class Workspace:
 
     @classmethod
     def carve(cls, sizes: Sizes, tokens: int, activations: Region, logits: Region) -> Self:
-        """Cut the regions that the plan charged, `sizes.activation_bytes(tokens)` and `logits_bytes()`."""
+        """Cut the regions that the plan charged, `sizes.activation_bytes(tokens)` and
+        `logits_bytes()`.
+        """
         spec, used = sizes.spec, 0
 
         def part(size_bytes: int) -> Region:

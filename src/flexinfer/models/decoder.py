@@ -1,4 +1,6 @@
-"""The dense decoder family (Llama, Qwen 2 and 3, Gemma 3): one layer, steered by the spec's flags."""
+"""The dense decoder family (Llama, Qwen 2 and 3, Gemma 3): one layer, steered by the spec's
+flags.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +11,9 @@ from flexinfer.ops.base import Array, BoundMatrix, Epilogue, Ops, Span
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """One sweep's activations, float32 [tokens, columns] unless said. `wide` holds q, k, v, then the FFN's inside."""
+    """One sweep's activations, float32 [tokens, columns] unless said. `wide` holds q, k, v,
+    then the FFN's inside.
+    """
 
     hidden: Array
     x: Array  # a norm's output [tokens, dim]
@@ -33,7 +37,9 @@ class Decoder:
     vectors: Mapping[str, Array]
 
     def layer(self, ops: Ops, index: int, b: Buffers, spans: Sequence[Span], angles: Array) -> None:
-        """Run layer `index` on b.hidden in place; `angles` [tokens, 2 * pairs] are the rope's of this layer."""
+        """Run layer `index` on b.hidden in place; `angles` [tokens, 2 * pairs] are the rope's
+        of this layer.
+        """
         self._attention(ops, index, b, spans, angles)
         self._feed_forward(ops, index, b)
 

@@ -1,4 +1,6 @@
-"""What a model may ask of a processor. Arrays are the processor's own; every call is by plain buffers and numbers."""
+"""What a model may ask of a processor. Arrays are the processor's own; every call is by plain
+buffers and numbers.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +21,9 @@ class Epilogue(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class BoundSegment:
-    """A streamed row range; `first`/`last` tell whether its request is taken before, released after it."""
+    """A streamed row range; `first`/`last` tell whether its request is taken before, released
+    after it.
+    """
 
     request: int
     start_bytes: int
@@ -47,7 +51,9 @@ class BoundMatrix:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """The right-hand side of products: float32 [tokens, columns] and, where a matrix needs it, its int8 form."""
+    """The right-hand side of products: float32 [tokens, columns] and, where a matrix needs it,
+    its int8 form.
+    """
 
     x: Array
     quantised: Array | None
@@ -55,7 +61,9 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Consecutive tokens of one sequence within a sweep: rows `first`.. of the buffers, positions `start`.. ."""
+    """Consecutive tokens of one sequence within a sweep: rows `first`.. of the buffers,
+    positions `start`.. .
+    """
 
     first: int
     count: int
@@ -69,7 +77,9 @@ class Ops(Protocol):
     def embed(self, tokens: Sequence[int], factor: float, out: Array) -> None: ...
 
     def quantise(self, x: Array, space: Array, matrices: Sequence[BoundMatrix]) -> Input:
-        """Make `x` ready for `matrices`; `space` uint8 [tokens, bytes] takes the int8 form if one needs it."""
+        """Make `x` ready for `matrices`; `space` uint8 [tokens, bytes] takes the int8 form if
+        one needs it.
+        """
         ...
 
     def linear(
@@ -101,5 +111,7 @@ class Ops(Protocol):
         spans: Sequence[Span],
         window_tokens: int | None,
     ) -> None:
-        """Append k and v to the layer's cache, then attend: rows of each span see its sequence up to themselves."""
+        """Append k and v to the layer's cache, then attend: rows of each span see its sequence
+        up to themselves.
+        """
         ...

@@ -33,7 +33,9 @@ class Cache:
 
 
 class CpuOps:
-    """Ops on `context`'s threads; streamed segments come from `stream` in the order of the sweep."""
+    """Ops on `context`'s threads; streamed segments come from `stream` in the order of the
+    sweep.
+    """
 
     def __init__(
         self,
@@ -86,7 +88,9 @@ class CpuOps:
             )
 
     def slabs(self, matrix: BoundMatrix, x: Input, out: Array) -> Iterator[tuple[int, Array]]:
-        """The product in row slabs as wide as `out`: yields (first row, values [tokens, rows of the slab])."""
+        """The product in row slabs as wide as `out`: yields (first row, values [tokens, rows of
+        the slab]).
+        """
         width = out.shape[1] // GROUP_ROWS * GROUP_ROWS
         for interleaved, address, row, rows in self._pieces(matrix):
             step = matrix.group_bytes // GROUP_ROWS if interleaved else matrix.row_bytes
@@ -113,7 +117,9 @@ class CpuOps:
             pass
 
     def _pieces(self, matrix: BoundMatrix) -> Iterator[tuple[bool, int, int, int]]:
-        """(interleaved, address, first row, rows) of the matrix; a streamed piece is valid until the next."""
+        """(interleaved, address, first row, rows) of the matrix; a streamed piece is valid
+        until the next.
+        """
         if matrix.locked_rows:
             yield True, matrix.locked_address, 0, matrix.locked_rows
         for segment in matrix.segments:

@@ -1,4 +1,6 @@
-"""The embedding table as a row gather: rows are read as they are asked for, the table is never held."""
+"""The embedding table as a row gather: rows are read as they are asked for, the table is never
+held.
+"""
 
 import os
 from collections.abc import Sequence
@@ -12,7 +14,9 @@ from flexinfer.formats.checkpoint import TensorInfo
 
 
 class EmbeddingRows:
-    """Rows of the table in its file, through the page cache (reclaimable, so not part of the budget)."""
+    """Rows of the table in its file, through the page cache (reclaimable, so not part of the
+    budget).
+    """
 
     def __init__(self, table: TensorInfo) -> None:
         self._table = table
@@ -32,7 +36,7 @@ class EmbeddingRows:
                 raise ReadError(f"{table.path}: {table.name} at offset {offset}: {error}") from None
             if got != size:
                 raise ReadError(
-                    f"{table.path}: {table.name} at offset {offset}: wanted {size} bytes, got {got}",
+                    f"{table.path}: {table.name} at offset {offset}: {size} bytes expected, {got} got",
                     "the file was truncated while in use; restore it and start again",
                 )
             self.read_bytes += size

@@ -1,4 +1,6 @@
-"""How long a sweep takes: arXiv 2503.03777's T = max(t_compute, IO/BW), or their sum without prefetch."""
+"""How long a sweep takes: arXiv 2503.03777's T = max(t_compute, IO/BW), or their sum without
+prefetch.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,8 +44,8 @@ def estimate_sweep(
 ) -> SweepEstimate:
     """Estimate a sweep of `tokens` tokens, attention over `context_tokens` positions each.
 
-    Per matrix the larger of reading its weights once and multiplying them with every token (the kernels overlap
-    the two); the head sees one token.
+    Per matrix the larger of reading its weights once and multiplying them with every token (the
+    kernels overlap the two); the head sees one token.
     """
     compute = len(spec.layers) * CALLS_PER_LAYER * CALL_S
     for matrix in matrices:

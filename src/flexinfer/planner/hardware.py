@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class KernelRates:
-    """One block type on all threads: weight bytes per second for one token, operations per second for many."""
+    """One block type on all threads: weight bytes per second for one token, operations per
+    second for many.
+    """
 
     bytes_per_s: float
     ops_per_s: float  # two per multiply-add

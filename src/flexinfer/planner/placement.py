@@ -1,4 +1,6 @@
-"""What stays and what streams: the vocabulary shared by the planner, the streamer and the executor."""
+"""What stays and what streams: the vocabulary shared by the planner, the streamer and the
+executor.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +31,8 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class PlacedMatrix:
-    """A matrix cut in two: `locked_rows` first rows stay, `segments` stream every sweep, in order of rows.
+    """A matrix cut in two: `locked_rows` first rows stay, `segments` stream every sweep, in order
+    of rows.
 
     `locked_rows` is a multiple of GROUP_ROWS or all rows.
     """
@@ -46,7 +49,9 @@ class PlacedMatrix:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The disk → host residency of a model: matrices in order of use, requests in order of first use."""
+    """The disk → host residency of a model: matrices in order of use, requests in order of
+    first use.
+    """
 
     matrices: tuple[PlacedMatrix, ...]
     requests: tuple[Request, ...]

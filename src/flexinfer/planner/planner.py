@@ -1,4 +1,6 @@
-"""The plan: from a model, a budget and a workload to what is locked, what streams, and how fast that will be."""
+"""The plan: from a model, a budget and a workload to what is locked, what streams, and how fast
+that will be.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -71,7 +73,9 @@ class Plan:
 
     @property
     def arena_bytes(self) -> int:
-        """What is allocated in one block: all but what the process held before, and room to align it."""
+        """What is allocated in one block: all but what the process held before, and room to
+        align it.
+        """
         held = (Category.INTERPRETER, Category.TOKENIZER)
         return sum(n for c, n in self.parts.items() if c not in held) + ALIGNING_BYTES
 
@@ -89,7 +93,8 @@ def make_plan(
     policy: str = "rows",
     prefetch: bool = True,
 ) -> Plan:
-    """Divide `budget_bytes`; `base_bytes` is what the process holds already, `peak_bytes` the most it ever held.
+    """Divide `budget_bytes`; `base_bytes` is what the process holds already, `peak_bytes` the most
+    it ever held.
 
     Raises BudgetError with the minimum and its parts where it does not suffice.
     """

@@ -1,7 +1,7 @@
 """Preservation: which rows of which matrices stay locked, and in which reads the rest streams.
 
-Policy `rows` is balanced locking (arXiv 2503.03777) taken to its limit: every stretch of the sweep streams the
-same share of its bytes, so that reading and computing interleave evenly at any budget.
+Policy `rows` is balanced locking (arXiv 2503.03777) taken to its limit: every stretch of the sweep
+streams the same share of its bytes, so that reading and computing interleave evenly at any budget.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,9 @@ MAX_GAP_BYTES = 64 * 1024  # norms and biases between two matrices that are read
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Matrices of one layer that lie side by side in the file and stream together, or one large matrix alone."""
+    """Matrices of one layer that lie side by side in the file and stream together, or one large
+    matrix alone.
+    """
 
     indices: tuple[int, ...]  # into the matrices, in order of use
 
@@ -77,8 +79,9 @@ def find_runs(matrices: Sequence[Matrix], limit_bytes: int) -> tuple[Run, ...]:
 def place_rows(matrices: Sequence[Matrix], locked_limit_bytes: int) -> Placement:
     """Policy `rows`: lock at most `locked_limit_bytes`, stream the same share everywhere.
 
-    Each run owes its bytes times the global fraction; what it owes beyond whole requests is carried to the next
-    (error diffusion), so that requests stay large however small the share. A matrix keeps its first rows.
+    Each run owes its bytes times the global fraction; what it owes beyond whole requests is
+    carried to the next (error diffusion), so that requests stay large however small the share. A
+    matrix keeps its first rows.
     """
     limit = request_bytes(matrices)
     excess = total_locked_bytes(matrices) - locked_limit_bytes
@@ -103,7 +106,9 @@ def place_rows(matrices: Sequence[Matrix], locked_limit_bytes: int) -> Placement
 
 
 def _whole_requests(matrix: Matrix, owed: int, total: int, limit: int) -> tuple[int, int]:
-    """Bytes and groups of a large matrix nearest to what is owed (owed / total bytes), in whole requests."""
+    """Bytes and groups of a large matrix nearest to what is owed (owed / total bytes), in whole
+    requests.
+    """
     count = groups(matrix)
     per_request = limit // group_bytes(matrix)
     pieces = -(-count // per_request)
@@ -118,8 +123,8 @@ def _spend_slack(
 ) -> None:
     """Make the streamed bytes meet `excess` exactly to within one group of rows.
 
-    Diffusion leaves up to a request too much or too little; single large matrices give or take rows, the ones that
-    stream most first, else whole matrices begin to stream.
+    Diffusion leaves up to a request too much or too little; single large matrices give or take
+    rows, the ones that stream most first, else whole matrices begin to stream.
     """
     streamed = sum(n * group_bytes(m) for n, m in zip(streamed_groups, matrices, strict=True))
     order = sorted(
@@ -142,7 +147,9 @@ def _spend_slack(
 
 
 def _cut(matrices: Sequence[Matrix], streamed_groups: Sequence[int], limit: int) -> Placement:
-    """Requests of at most `limit` bytes for the last `streamed_groups` of each matrix, in order of use."""
+    """Requests of at most `limit` bytes for the last `streamed_groups` of each matrix, in order
+    of use.
+    """
     whole = {
         i: run
         for run in find_runs(matrices, limit)

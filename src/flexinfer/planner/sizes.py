@@ -1,4 +1,6 @@
-"""The sizes of everything in memory that is not a weight matrix: read by the planner and by the allocator alike."""
+"""The sizes of everything in memory that is not a weight matrix: read by the planner and by the
+allocator alike.
+"""
 
 from dataclasses import dataclass
 
@@ -48,7 +50,9 @@ class Sizes:
 
     @property
     def wide_columns(self) -> int:
-        """Floats of the buffer that holds q, k, v side by side, then the FFN's inner activations."""
+        """Floats of the buffer that holds q, k, v side by side, then the FFN's inner
+        activations.
+        """
         spec = self.spec
         qkv = self.attention_columns + 2 * spec.kv_heads * spec.head_dim
         return max(qkv, spec.ffn_dim, spec.dim)
@@ -59,7 +63,9 @@ class Sizes:
         return quantised_bytes(widest)
 
     def activation_bytes(self, sweep_tokens: int) -> int:
-        """Hidden state, one more row of its width (or of all heads), the wide buffer, and the quantised input."""
+        """Hidden state, one more row of its width (or of all heads), the wide buffer, and the
+        quantised input.
+        """
         narrow = self.spec.dim + max(self.spec.dim, self.attention_columns)
         rope = 2 * self.spec.head_dim  # angles of two kinds of layers
         floats = 4 * (narrow + self.wide_columns + rope)

@@ -1,0 +1,64 @@
+"""Locking against a bare direct read of the same bytes into freshly mapped huge pages, alternating.
+
+python benchmarks/locking.py MODEL.gguf [--bytes 1GiB] [--repeat 5]
+"""
+
+import argparse
+import statistics
+import time
+from contextlib import closing
+from pathlib import Path
+
+from machine import bare_read, machine
+
+from flexinfer import _kernels
+from flexinfer.executor.model import open_model
+from flexinfer.executor.session import kernel_context
+from flexinfer.memory.arena import Arena
+from flexinfer.memory.budget import cpus_available
+from flexinfer.planner.preservation import place_rows, request_bytes
+from flexinfer.streaming.locking import lock_weights
+from flexinfer.streaming.reader import BLOCK_BYTES, Reader
+from flexinfer.streaming.ring import Ring
+from flexinfer.units import MiB, format_bytes, parse_bytes
+
+SLOTS = 16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--bytes", type=parse_bytes, default=1 << 30)
+    parser.add_argument("--repeat", type=int, default=5)
+    args = parser.parse_args()
+    model = open_model(args.model)
+    placement = place_rows(model.weights.matrices, args.bytes)
+    slot = -(-request_bytes(model.weights.matrices) // BLOCK_BYTES) * BLOCK_BYTES + 2 * BLOCK_BYTES
+    context = kernel_context(cpus_available())
+
+    def interleave(kind: int, source: int, target: int, rows: int, columns: int) -> None:
+        _kernels.interleave(context, kind, source, target, rows, columns)
+
+    def lock() -> float:
+        with (
+            closing(Reader(args.model)) as reader,
+            closing(Arena(placement.locked_bytes + SLOTS * slot + MiB)) as arena,
+        ):
+            started = time.perf_counter()
+            ring = Ring(arena.take(SLOTS * slot, BLOCK_BYTES), slot)
+            lock_weights(placement, {args.model: reader}, arena, ring, interleave)
+            return time.perf_counter() - started
+
+    locks, reads = [], []
+    for _ in range(args.repeat):
+        locks.append(lock())
+        reads.append(bare_read(args.model, 1 << 20, placement.locked_bytes))
+    ratios = [a / b for a, b in zip(locks, reads, strict=True)]
+    print(f"{args.model.name}; {format_bytes(placement.locked_bytes)} locked; {machine()}")
+    print("lock s     " + "  ".join(f"{t:.3f}" for t in locks))
+    print("bare read s" + "  ".join(f"{t:.3f}" for t in reads))
+    print(f"ratio      {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+
+
+if __name__ == "__main__":
+    main()
