@@ -66,6 +66,6 @@ $(VENV)/checkers: $(VENV)/tools
 	$(PIP) install -q -c constraints.txt ruff mypy
 	@touch $@
 
-$(VENV)/extras: $(VENV)/package
+$(VENV)/extras: $(VENV)/tools pyproject.toml | $(VENV)/package
 	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[test]'
 	@touch $@

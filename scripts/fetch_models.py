@@ -129,7 +129,10 @@ def main() -> None:
             parser.error(f"no model is called {name}; there are {', '.join(SOURCES)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     folder: Path = arguments.into
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        sys.exit(f"error: cannot make {folder}: {error.strerror}\nhint: give another --into")
     wanted = [SOURCES[name] for name in arguments.names or SOURCES]
     missing = [s for s in wanted if not is_whole(folder / s.file, s)]
     if missing:
