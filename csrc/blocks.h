@@ -1,7 +1,8 @@
 // The block types. Each says how 16 file rows become an interleaved block, and how an interleaved block is unpacked into
 // the common form: 32 inputs × 16 rows of unsigned bytes w (dword e of a lane holds inputs 4e..4e+3 of that row), with
 //   value = (d · s) · (w − kOffset) − (dmin · m)
-// where s and m are small integers for each 32 (kSubs = 1) or 16 inputs (2), or left out (0).
+// where s and m are small integers for each 32 (kSubs = 1) or 16 inputs (2), or left out (0). A span of kSpan inputs is
+// what the compiler unrolls into parts of 32; a loop runs over the spans of a block.
 #pragma once
 
 #include "linear.h"
@@ -14,13 +15,13 @@ using Rows16 = const uint8_t* const*;  // 16 file rows
 static FI_INLINE void interleave_half(Rows16 rows, size_t offset, uint8_t* out) {
   for (int row = 0; row < kLanes; ++row) std::memcpy(out + 2 * row, rows[row] + offset, 2);
 }
-// 16·n bytes of each row side by side by dwords.
+// 16·n bytes of each row side by side by dwords; from one dword's 64 bytes to the next are `step`.
 template <int N>
-static FI_INLINE void interleave_dwords(Rows16 rows, size_t offset, uint8_t* out) {
+static FI_INLINE void interleave_dwords(Rows16 rows, size_t offset, uint8_t* out, size_t step = 64) {
   for (int i = 0; i < N; ++i) {
     i32x16 dwords[4];
     transpose_dwords(rows, offset + 16 * i, dwords);
-    for (int e = 0; e < 4; ++e) store64(out + 256 * i + 64 * e, dwords[e]);
+    for (int e = 0; e < 4; ++e) store64(out + step * (4 * i + e), dwords[e]);
   }
 }
 static FI_INLINE void interleave_dword(Rows16 rows, size_t offset, uint8_t* out) {
@@ -46,7 +47,7 @@ struct Scales {
 // Nibble pairs of 32 inputs: dword e holds inputs 4e.. in its low and 16 + 4e.. in its high nibbles.
 static FI_INLINE void unpack_nibbles(const uint8_t* dwords, i32x16 w[8]) {
   for (int e = 0; e < 4; ++e) {
-    const i32x16 pairs = load64(dwords + 64 * e);
+    const i32x16 pairs = load64_in_order(dwords + 64 * e);
     w[e] = low_nibbles(pairs);
     w[e + 4] = high_nibbles(pairs);
   }
@@ -60,20 +61,20 @@ struct F32 {
 };
 
 struct Q4_0 {
-  static constexpr int kId = 2, kColumns = 32, kBytes = 18, kOffset = 8, kSubs = 0, kMinima = 0;
+  static constexpr int kId = 2, kColumns = 32, kBytes = 18, kSpan = 32, kOffset = 8, kSubs = 0, kMinima = 0;
   static constexpr bool kFloat = false;
   struct Header { f32x16 d; };
   static FI_INLINE void interleave(Rows16 rows, uint8_t* out) {
     interleave_half(rows, 0, out);
     interleave_dwords<1>(rows, 2, out + 32);
   }
-  static FI_INLINE Header header(const uint8_t* block) { return {load_f16(block)}; }
-  template <int> static FI_INLINE void unpack(const uint8_t* block, i32x16 w[8]) { unpack_nibbles(block + 32, w); }
+  static FI_INLINE Header header(const uint8_t* block, int) { return {load_f16(block)}; }
+  template <int> static FI_INLINE void unpack(const uint8_t* block, int, i32x16 w[8]) { unpack_nibbles(block + 32, w); }
   template <int> static FI_INLINE void scales(const Header& h, Scales& s) { s.d = h.d; }
 };
 
 struct Q4_1 {
-  static constexpr int kId = 3, kColumns = 32, kBytes = 20, kOffset = 0, kSubs = 0, kMinima = 1;
+  static constexpr int kId = 3, kColumns = 32, kBytes = 20, kSpan = 32, kOffset = 0, kSubs = 0, kMinima = 1;
   static constexpr bool kFloat = false;
   struct Header { f32x16 d, m; };
   static FI_INLINE void interleave(Rows16 rows, uint8_t* out) {
@@ -81,8 +82,8 @@ struct Q4_1 {
     interleave_half(rows, 2, out + 32);
     interleave_dwords<1>(rows, 4, out + 64);
   }
-  static FI_INLINE Header header(const uint8_t* block) { return {load_f16(block), load_f16(block + 32)}; }
-  template <int> static FI_INLINE void unpack(const uint8_t* block, i32x16 w[8]) { unpack_nibbles(block + 64, w); }
+  static FI_INLINE Header header(const uint8_t* block, int) { return {load_f16(block), load_f16(block + 32)}; }
+  template <int> static FI_INLINE void unpack(const uint8_t* block, int, i32x16 w[8]) { unpack_nibbles(block + 64, w); }
   template <int> static FI_INLINE void scales(const Header& h, Scales& s) {
     s.d = h.d;
     s.dmin = neg(h.m);
@@ -90,7 +91,7 @@ struct Q4_1 {
 };
 
 struct Q5_0 {
-  static constexpr int kId = 6, kColumns = 32, kBytes = 22, kOffset = 16, kSubs = 0, kMinima = 0;
+  static constexpr int kId = 6, kColumns = 32, kBytes = 22, kSpan = 32, kOffset = 16, kSubs = 0, kMinima = 0;
   static constexpr bool kFloat = false;
   struct Header { f32x16 d; };
   static FI_INLINE void interleave(Rows16 rows, uint8_t* out) {
@@ -98,10 +99,10 @@ struct Q5_0 {
     interleave_dword(rows, 2, out + 32);
     interleave_dwords<1>(rows, 6, out + 96);
   }
-  static FI_INLINE Header header(const uint8_t* block) { return {load_f16(block)}; }
-  template <int> static FI_INLINE void unpack(const uint8_t* block, i32x16 w[8]) {
+  static FI_INLINE Header header(const uint8_t* block, int) { return {load_f16(block)}; }
+  template <int> static FI_INLINE void unpack(const uint8_t* block, int, i32x16 w[8]) {
     unpack_nibbles(block + 96, w);
-    const i32x16 fifth = load64(block + 32);  // bit i belongs to input i
+    const i32x16 fifth = load64_in_order(block + 32);  // bit i belongs to input i
     w[0] = bit_or(w[0], spread<0>(fifth)), w[1] = bit_or(w[1], spread<4>(fifth));
     w[2] = bit_or(w[2], spread<8>(fifth)), w[3] = bit_or(w[3], spread<12>(fifth));
     w[4] = bit_or(w[4], spread<16>(fifth)), w[5] = bit_or(w[5], spread<20>(fifth));
@@ -118,28 +119,28 @@ struct Q5_0 {
 };
 
 struct Q8_0 {
-  static constexpr int kId = 8, kColumns = 32, kBytes = 34, kOffset = 128, kSubs = 0, kMinima = 0;
+  static constexpr int kId = 8, kColumns = 32, kBytes = 34, kSpan = 32, kOffset = 128, kSubs = 0, kMinima = 0;
   static constexpr bool kFloat = false;
   struct Header { f32x16 d; };
   static FI_INLINE void interleave(Rows16 rows, uint8_t* out) {
     interleave_half(rows, 0, out);
     interleave_dwords<2>(rows, 2, out + 32);
   }
-  static FI_INLINE Header header(const uint8_t* block) { return {load_f16(block)}; }
-  template <int> static FI_INLINE void unpack(const uint8_t* block, i32x16 w[8]) {
+  static FI_INLINE Header header(const uint8_t* block, int) { return {load_f16(block)}; }
+  template <int> static FI_INLINE void unpack(const uint8_t* block, int, i32x16 w[8]) {
     const i32x16 top = set1_i32(static_cast<int32_t>(0x80808080));
-    for (int e = 0; e < 8; ++e) w[e] = bit_xor(load64(block + 32 + 64 * e), top);
+    for (int e = 0; e < 8; ++e) w[e] = bit_xor(load64_in_order(block + 32 + 64 * e), top);
   }
   template <int> static FI_INLINE void scales(const Header& h, Scales& s) { s.d = h.d; }
 };
 
 // d, dmin; eight 6-bit scales and minima in 12 bytes; part p in the low (even p) or high nibbles of 32 bytes.
 struct Q4_K {
-  static constexpr int kId = 12, kColumns = 256, kBytes = 144, kOffset = 0, kSubs = 1, kMinima = 1;
+  static constexpr int kId = 12, kColumns = 256, kBytes = 144, kSpan = 128, kOffset = 0, kSubs = 1, kMinima = 1;
   static constexpr bool kFloat = false;
   struct Header {
     f32x16 d, dmin;
-    i32x16 s[2], m[2];  // a byte per part: 0..3 and 4..7
+    i32x16 s, m;  // a byte per part
   };
   static FI_INLINE void interleave(Rows16 rows, uint8_t* out) {
     interleave_half(rows, 0, out);
@@ -149,53 +150,59 @@ struct Q4_K {
     for (int e = 0; e < 3; ++e) store64(out + 64 + 64 * e, dwords[e + 1]);
     interleave_dwords<8>(rows, 16, out + 256);
   }
-  static FI_INLINE Header header(const uint8_t* block) {
-    const i32x16 a = load64(block + 64), b = load64(block + 128), c = load64(block + 192);
-    return {load_f16(block), load_f16(block + 32),
-            {bit_and(a, bytes(0x3f)), bit_or(low_nibbles(c), bit_and(shr<2>(a), bytes(0x30)))},
-            {bit_and(b, bytes(0x3f)), bit_or(high_nibbles(c), bit_and(shr<2>(b), bytes(0x30)))}};
+  static FI_INLINE Header header(const uint8_t* block, int half) {
+    const i32x16 a = load64_in_order(block + 64), b = load64_in_order(block + 128), c = load64_in_order(block + 192);
+    const f32x16 d = load_f16(block), dmin = load_f16(block + 32);
+    if (half == 0) return {d, dmin, bit_and(a, bytes(0x3f)), bit_and(b, bytes(0x3f))};
+    const i32x16 top = bytes(0x30);
+    return {d, dmin, bit_or(low_nibbles(c), bit_and(shr<2>(a), top)), bit_or(high_nibbles(c), bit_and(shr<2>(b), top))};
   }
-  template <int Part> static FI_INLINE void unpack(const uint8_t* block, i32x16 w[8]) {
+  template <int Part> static FI_INLINE void unpack(const uint8_t* block, int half, i32x16 w[8]) {
+    const uint8_t* from = block + 256 + 1024 * half + 512 * (Part / 2);
     for (int e = 0; e < 8; ++e) {
-      const i32x16 pairs = load64(block + 256 + 512 * (Part / 2) + 64 * e);
+      const i32x16 pairs = load64_in_order(from + 64 * e);
       w[e] = Part % 2 ? high_nibbles(pairs) : low_nibbles(pairs);
     }
   }
   template <int Part> static FI_INLINE void scales(const Header& h, Scales& s) {
     s.d = h.d;
     s.dmin = h.dmin;
-    s.s[0] = unsigned_byte<Part % 4>(h.s[Part / 4]);
-    s.m[0] = unsigned_byte<Part % 4>(h.m[Part / 4]);
+    s.s[0] = unsigned_byte<Part>(h.s);
+    s.m[0] = unsigned_byte<Part>(h.m);
   }
 };
 
 // In each half of 128 inputs, parts 0 and 1 take the low, 2 and 3 the high nibbles of 64 bytes, and bits 2p, 2p+1 of 32
-// bytes; 16 signed scales; d last.
+// bytes; 16 signed scales; d. Interleaved in the order of use, for the processor prefetches only streams that ascend: d,
+// scales, then for each half the 32 bytes and the first 32 of the 64, dword about, then the other 32.
 struct Q6_K {
-  static constexpr int kId = 14, kColumns = 256, kBytes = 210, kOffset = 32, kSubs = 2, kMinima = 0;
+  static constexpr int kId = 14, kColumns = 256, kBytes = 210, kSpan = 128, kOffset = 32, kSubs = 2, kMinima = 0;
   static constexpr bool kFloat = false;
-  static constexpr int kHigh = 2048, kScales = 3072, kD = 3328;  // offsets in the interleaved block
+  static constexpr int kScales = 32, kHalves = 288, kHalfBytes = 1536;  // offsets in the interleaved block
   struct Header {
     f32x16 d;
-    i32x16 s[4];
+    i32x16 s[2];
   };
   static FI_INLINE void interleave(Rows16 rows, uint8_t* out) {
-    interleave_dwords<13>(rows, 0, out);
-    interleave_half(rows, 208, out + kD);
+    interleave_half(rows, 208, out);
+    interleave_dwords<1>(rows, 192, out + kScales);
+    for (int half = 0; half < 2; ++half) {
+      uint8_t* to = out + kHalves + kHalfBytes * half;
+      interleave_dwords<2>(rows, 128 + 32 * half, to, 128);
+      interleave_dwords<2>(rows, 64 * half, to + 64, 128);
+      interleave_dwords<2>(rows, 64 * half + 32, to + 1024);
+    }
   }
-  static FI_INLINE Header header(const uint8_t* block) {
-    return {load_f16(block + kD),
-            {load64(block + kScales), load64(block + kScales + 64), load64(block + kScales + 128),
-             load64(block + kScales + 192)}};
+  static FI_INLINE Header header(const uint8_t* block, int half) {
+    const uint8_t* s = block + kScales + 128 * half;
+    return {load_f16(block), {load64_in_order(s), load64_in_order(s + 64)}};
   }
-  template <int Part> static FI_INLINE void unpack(const uint8_t* block, i32x16 w[8]) {
-    constexpr int kHalf = Part / 4, kQuarter = Part % 4;
-    const uint8_t* low = block + 1024 * kHalf + 512 * (kQuarter % 2);
-    const uint8_t* high = block + kHigh + 512 * kHalf;
+  template <int Part> static FI_INLINE void unpack(const uint8_t* block, int half, i32x16 w[8]) {
+    const uint8_t* high = block + kHalves + kHalfBytes * half;
     for (int e = 0; e < 8; ++e) {
-      const i32x16 pairs = load64(low + 64 * e), bits = load64(high + 64 * e);
-      const i32x16 nibble = kQuarter < 2 ? low_nibbles(pairs) : high_nibbles(pairs);
-      const i32x16 top = kQuarter == 0 ? shl<4>(bits) : kQuarter == 1 ? shl<2>(bits) : kQuarter == 2 ? bits : shr<2>(bits);
+      const i32x16 bits = load64_in_order(high + 128 * e), pairs = load64_in_order(high + (Part % 2 ? 1024 + 64 * e : 64 + 128 * e));
+      const i32x16 nibble = Part < 2 ? low_nibbles(pairs) : high_nibbles(pairs);
+      const i32x16 top = Part == 0 ? shl<4>(bits) : Part == 1 ? shl<2>(bits) : Part == 2 ? bits : shr<2>(bits);
       w[e] = bit_or(nibble, bit_and(top, bytes(0x30)));
     }
   }

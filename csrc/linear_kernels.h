@@ -62,19 +62,19 @@ static FI_INLINE f32x16 accumulate_part(const i32x16 w[8], const Scales& scales,
   return acc;
 }
 
-// The parts (32 inputs each) of one block, for `Tokens` tokens.
+// The parts (32 inputs each) of one span of a block, for `Tokens` tokens.
 template <class Type, int Tokens, int Part = 0>
-static FI_INLINE void accumulate_block(const uint8_t* block, const typename Type::Header& header, const uint8_t* x,
-                                       int64_t x_stride, f32x16 acc[Tokens]) {
+static FI_INLINE void accumulate_span(const uint8_t* block, int span, const typename Type::Header& header,
+                                      const uint8_t* x, int64_t x_stride, f32x16 acc[Tokens]) {
   i32x16 w[8];
   Scales scales;
-  Type::template unpack<Part>(block, w);
+  Type::template unpack<Part>(block, span, w);
   Type::template scales<Part>(header, scales);
   FI_UNROLL
   for (int t = 0; t < Tokens; ++t)
     acc[t] = accumulate_part<Type>(w, scales, reinterpret_cast<const ActivationBlock*>(x + t * x_stride)[Part], acc[t]);
-  if constexpr ((Part + 1) * kActivationValues < Type::kColumns)
-    accumulate_block<Type, Tokens, Part + 1>(block, header, x, x_stride, acc);
+  if constexpr ((Part + 1) * kActivationValues < Type::kSpan)
+    accumulate_span<Type, Tokens, Part + 1>(block, span, header, x, x_stride, acc);
 }
 
 // Adds `blocks` interleaved blocks of one group to sums[token][16].
@@ -91,8 +91,10 @@ static void accumulate(const uint8_t* block, int64_t blocks, const uint8_t* x, i
         acc[t] = fma(w, set1(*reinterpret_cast<const float*>(x + t * x_stride)), acc[t]);
       x += sizeof(float);
     } else {
-      accumulate_block<Type, Tokens>(block, Type::header(block), x, x_stride, acc);
-      x += Type::kColumns / kActivationValues * sizeof(ActivationBlock);
+      for (int span = 0; span < Type::kColumns / Type::kSpan; ++span) {
+        accumulate_span<Type, Tokens>(block, span, Type::header(block, span), x, x_stride, acc);
+        x += Type::kSpan / kActivationValues * sizeof(ActivationBlock);
+      }
     }
   }
   FI_UNROLL
@@ -112,12 +114,20 @@ static void accumulate_tokens(const uint8_t* block, int64_t blocks, const uint8_
 }
 
 // `blocks` blocks of `rows` file rows, row_bytes apart, to interleaved ones; the rows that a group lacks are zero.
-// At most kChunkRowBytes of each row.
+// At most kChunkRowBytes of each row; `left` are the bytes from here to the row's end. Sixteen short runs are more than
+// the processor foresees: the next chunk, at a row's end the next group's first, is fetched into the second level ahead.
 template <class Type>
-static void interleave_chunk(const uint8_t* source, int64_t row_bytes, int64_t rows, int64_t blocks, uint8_t* out) {
+static void interleave_chunk(const uint8_t* source, int64_t row_bytes, int64_t left, int64_t rows, int64_t blocks,
+                             uint8_t* out) {
   const uint8_t* at[kLanes];
   for (int row = 0; row < kLanes; ++row) at[row] = row < rows ? source + row * row_bytes : kZeros;
-  for (; blocks > 0; --blocks, out += kGroupRows * Type::kBytes) {
+  int64_t start = 0, line = 0;
+  for (; blocks > 0; --blocks, out += kGroupRows * Type::kBytes, start += Type::kBytes) {
+    for (; line < start + Type::kBytes; line += 64) {
+      const int64_t ahead = line + kChunkRowBytes;
+      const int64_t jump = ahead < left ? ahead : ahead + (kGroupRows - 1) * row_bytes;
+      for (int row = 0; row < kLanes; ++row) prefetch(at[row] + jump - start);
+    }
     Type::interleave(at, out);
     for (int row = 0; row < kLanes; ++row) at[row] += Type::kBytes;
   }
@@ -129,7 +139,7 @@ static void interleave(const uint8_t* source, int64_t rows, int64_t columns, uin
   for (int64_t column = 0; column < columns; column += kChunkColumns<Type>) {
     const int64_t chunk = columns - column < kChunkColumns<Type> ? columns - column : kChunkColumns<Type>;
     const int64_t start = column / Type::kColumns * Type::kBytes, blocks = chunk / Type::kColumns;
-    interleave_chunk<Type>(source + start, row_bytes, rows, blocks, out + kGroupRows * start);
+    interleave_chunk<Type>(source + start, row_bytes, row_bytes - start, rows, blocks, out + kGroupRows * start);
   }
 }
 
@@ -164,7 +174,8 @@ static void linear_tile(const LinearJob& job, int64_t first_group, int64_t group
         tile[g] = job.weights + row * row_bytes + kGroupRows * start;
       } else {
         uint8_t* own = scratch + g * kGroupRows * kChunkRowBytes;
-        interleave_chunk<Type>(job.weights + row * row_bytes + start, row_bytes, job.rows - row, blocks, own);
+        interleave_chunk<Type>(job.weights + row * row_bytes + start, row_bytes, row_bytes - start, job.rows - row,
+                               blocks, own);
         tile[g] = own;
       }
     }
@@ -193,17 +204,16 @@ static void linear(const LinearJob& job, int64_t first_group, int64_t last_group
   }
 }
 
-// The 16 blocks of one row that start at `block`, interleaved as if they were 16 rows, to float32.
+// One span of the 16 blocks in tile, which lie in one row and are interleaved as if in 16, to float32.
 template <class Type, int Part = 0>
-static void dequantize_parts(const uint8_t* tile, int blocks, float* out) {
+static void dequantize_span(const uint8_t* tile, int span, int blocks, float* out) {
   i32x16 w[8];
   Scales scales;
-  Type::template unpack<Part>(tile, w);
-  Type::template scales<Part>(Type::header(tile), scales);
+  Type::template unpack<Part>(tile, span, w);
+  Type::template scales<Part>(Type::header(tile, span), scales);
   for (int e = 0; e < 8; ++e) {
-    f32x16 d = scales.d;
+    f32x16 d = scales.d, minimum = scales.dmin;
     if constexpr (Type::kSubs) d = mul(d, to_f32(scales.s[Type::kSubs == 2 ? e / 4 : 0]));
-    f32x16 minimum = scales.dmin;
     if constexpr (Type::kSubs && Type::kMinima) minimum = mul(minimum, to_f32(scales.m[Type::kSubs == 2 ? e / 4 : 0]));
     i32x16 quads = w[e];
     for (int i = 0; i < 4; ++i, quads = shr<8>(quads)) {
@@ -211,10 +221,11 @@ static void dequantize_parts(const uint8_t* tile, int blocks, float* out) {
       if constexpr (Type::kMinima) value = sub(value, minimum);
       float lanes[kLanes];
       store(lanes, value);
-      for (int b = 0; b < blocks; ++b) out[b * Type::kColumns + Part * 32 + 4 * e + i] = lanes[b];
+      for (int b = 0; b < blocks; ++b) out[b * Type::kColumns + Part * kActivationValues + 4 * e + i] = lanes[b];
     }
   }
-  if constexpr ((Part + 1) * kActivationValues < Type::kColumns) dequantize_parts<Type, Part + 1>(tile, blocks, out);
+  if constexpr ((Part + 1) * kActivationValues < Type::kSpan)
+    dequantize_span<Type, Part + 1>(tile, span, blocks, out);
 }
 
 template <class Type>
@@ -225,8 +236,9 @@ static void dequantize(const uint8_t* source, int64_t columns, float* out) {
     for (int64_t left = columns / Type::kColumns; left > 0; left -= kLanes) {
       const int blocks = left < kLanes ? static_cast<int>(left) : kLanes;
       alignas(64) uint8_t tile[kLanes * Type::kBytes];
-      interleave_chunk<Type>(source, Type::kBytes, blocks, 1, tile);
-      dequantize_parts<Type>(tile, blocks, out);
+      interleave_chunk<Type>(source, Type::kBytes, Type::kBytes, blocks, 1, tile);
+      for (int span = 0; span < Type::kColumns / Type::kSpan; ++span)
+        dequantize_span<Type>(tile, span, blocks, out + span * Type::kSpan);
       source += blocks * Type::kBytes;
       out += blocks * Type::kColumns;
     }

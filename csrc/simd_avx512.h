@@ -53,6 +53,8 @@ static FI_INLINE float reduce_max(f32x16 a) {
 // --- int32 and bits ---
 static FI_INLINE i32x16 set1_i32(int32_t x) { return {_mm512_set1_epi32(x)}; }
 static FI_INLINE i32x16 load64(const void* p) { return {_mm512_loadu_si512(p)}; }
+// Volatile, so that the compiler keeps the order of such loads.
+static FI_INLINE i32x16 load64_in_order(const void* p) { return {*static_cast<const volatile __m512i_u*>(p)}; }
 static FI_INLINE void store64(void* p, i32x16 a) { _mm512_storeu_si512(p, a.v); }
 static FI_INLINE i32x16 broadcast32(const void* p) {
   int32_t x;
@@ -116,7 +118,7 @@ static FI_INLINE void transpose_dwords(const uint8_t* const* rows, size_t offset
   out[2].v = _mm512_unpacklo_epi64(ab_high, cd_high);
   out[3].v = _mm512_unpackhi_epi64(ab_high, cd_high);
 }
-static FI_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+static FI_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 static FI_INLINE void prefetch_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 }  // namespace flexinfer::FI_NS

@@ -64,6 +64,8 @@ static FI_INLINE float reduce_max(f32x16 a) {
 // --- int32 (wrapping) and bits ---
 static FI_INLINE i32x16 set1_i32(int32_t x) { return each<i32x16>([=](int) { return static_cast<uint32_t>(x); }); }
 static FI_INLINE i32x16 load64(const void* p) { i32x16 r; std::memcpy(r.v, p, 64); return r; }
+// For memory that is read once: where loads ascend, the processor fetches ahead, and the compiler must not shuffle them.
+static FI_INLINE i32x16 load64_in_order(const void* p) { return load64(p); }
 static FI_INLINE void store64(void* p, i32x16 a) { std::memcpy(p, a.v, 64); }
 // The four bytes (or one dword) at p in every lane.
 static FI_INLINE i32x16 broadcast32(const void* p) { int32_t x; std::memcpy(&x, p, 4); return set1_i32(x); }
@@ -183,7 +185,8 @@ static FI_INLINE void transpose_dwords(const uint8_t* const* rows, size_t offset
   for (int row = 0; row < kLanes; ++row)
     for (int e = 0; e < 4; ++e) std::memcpy(&out[e].v[row], rows[row] + offset + 4 * e, 4);
 }
-static FI_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+// Into the second-level cache; any address will do.
+static FI_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 static FI_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 }  // namespace flexinfer::FI_NS
