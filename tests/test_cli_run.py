@@ -99,11 +99,12 @@ def test_what_cannot_be_done_is_refused_before_it_begins(
 
 
 def test_a_budget_below_the_minimum_is_refused_with_its_parts(smollm_path: Path) -> None:
-    refused = flexinfer("run", smollm_path, "hi", "--ram", "24MiB")
+    argv = ("run", smollm_path, "hi", "--max-tokens", 4, "--json", "--ram")
+    refused = flexinfer(*argv, "24MiB")
     for part in ("24 MiB", "interpreter", "tokenizer", "kv_cache", "ring", "margin"):
         assert part in refused.stderr
     least = refused.stderr.split("--ram ")[1].split()[0]
-    accepted = flexinfer("run", smollm_path, "hi", "--ram", f"{int(least[:-3]) + 2}MiB", "--json")
+    accepted = flexinfer(*argv, f"{int(least[:-3]) + 2}MiB")  # pages that are shared come and go
     assert accepted.returncode == 0, accepted.stderr
     run = json.loads(accepted.stdout)
     assert run["peak_rss_bytes"] <= run["budget_bytes"]
@@ -169,7 +170,7 @@ def test_bench_tabulates_for_people(smollm_path: Path) -> None:
     sizes = ("--prompt-tokens", 8, "--new-tokens", 2, "--repeat", 1)
     done = flexinfer("bench", smollm_path, "--ram", "120MiB", *sizes)
     head, row = done.stdout.splitlines()
-    assert "decode t/s, predicted, bound" in head and row.split()[:2] == ["120", "MiB"]
+    assert "decode/s (predicted)" in head and row.split()[:2] == ["120", "MiB"]
 
 
 def test_perplexity_of_a_text(smollm_path: Path, tmp_path: Path) -> None:

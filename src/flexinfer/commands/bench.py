@@ -13,7 +13,7 @@ from typing import Any
 
 from flexinfer.commands.console import Console
 from flexinfer.commands.figures import duration
-from flexinfer.commands.loading import describe_plan, load, options, prefill_progress
+from flexinfer.commands.loading import announce, load, options, prefill_progress
 from flexinfer.commands.models import model_path
 from flexinfer.commands.plan import workload
 from flexinfer.errors import FlexInferError, OptionError
@@ -26,13 +26,14 @@ from flexinfer.units import format_bytes
 
 EXIT_CRASHED = 1
 COLUMNS = (
-    ("budget", 10),
-    ("locked", 10),
-    ("streamed", 10),
-    ("prompt t/s", 11),
-    ("first token, predicted", 24),
-    ("decode t/s, predicted, bound", 30),
-    ("peak", 10),
+    ("budget", 8),
+    ("locked", 8),
+    ("streamed", 8),
+    ("prompt/s", 8),  # tokens
+    ("TTFT (predicted)", 16),
+    ("decode/s (predicted)", 20),
+    ("bound", 6),
+    ("peak", 8),
 )
 
 
@@ -43,8 +44,7 @@ def bench(args: argparse.Namespace, console: Console) -> int:
     if args.child:
         return _report_one(args, console)
     path = model_path(args.model)
-    table = not (args.json or console.quiet)
-    if table:
+    if not args.json:
         print(_row([name for name, _ in COLUMNS]), flush=True)
     runs, code = [], 0
     for ram in args.ram or [None]:
@@ -54,7 +54,7 @@ def bench(args: argparse.Namespace, console: Console) -> int:
         if "error" in run:
             named = "" if ram is None else f"--ram {format_bytes(ram)}: "
             console.error(named + run["error"], run["hint"])
-        elif table:
+        elif not args.json:
             print(_row(_cells(run)), flush=True)
     if args.json:
         print(json.dumps({"model": str(path), "runs": runs}))
@@ -115,8 +115,8 @@ def _measure(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     prompt_tokens, new_tokens = workload(model, args, None)
     ram = args.ram[0] if args.ram else None
     planned = plan_run(model, options(args, ram, None), prompt_tokens, new_tokens)
-    for line in describe_plan(model, planned, chat=False):
-        console.say(line)
+    if console.verbose:
+        announce(model, planned, console)
     with load(model, planned, console) as llm:
         loaded_bytes = llm.session.disk_read_bytes
         progress = prefill_progress(llm, console, planned.prediction.ttft_s)
@@ -173,8 +173,9 @@ def _cells(run: dict[str, Any]) -> list[str]:
         format_bytes(run["locked_bytes"]),
         format_bytes(run["streamed_bytes_per_sweep"]),
         f"{run['prompt_tokens_per_s']:.3g}",
-        f"{duration(run['ttft_s'])}, {duration(run['predicted_ttft_s'])}",
-        f"{decode:.3g}, {predicted:.3g}, {bound:.3g}" if decode else "none",
+        f"{duration(run['ttft_s'])} ({duration(run['predicted_ttft_s'])})",
+        f"{decode:.3g} ({predicted:.3g})" if decode else "none",
+        f"{bound:.3g}",
         format_bytes(run["peak_rss_bytes"]),
     ]
 

@@ -5,14 +5,13 @@ import sys
 
 from flexinfer.commands.console import Console
 from flexinfer.commands.loading import (
-    describe_plan,
-    describe_stats,
+    announce,
     load,
     options,
     prefill_progress,
 )
 from flexinfer.commands.models import model_path
-from flexinfer.commands.run import note_cut, stream_answer, system_message
+from flexinfer.commands.run import report, stream_answer, system_message
 from flexinfer.errors import PromptError
 from flexinfer.executor.model import open_model
 from flexinfer.executor.sampler import SamplingParams
@@ -33,8 +32,7 @@ def chat(args: argparse.Namespace, params: SamplingParams, console: Console) -> 
     model = open_model(model_path(args.model))
     model.chat_prompt([{"role": "user", "content": ""}])  # refuses a model without a template now
     planned = plan_run(model, options(args, args.ram, args.ctx))
-    for line in describe_plan(model, planned, chat=True):
-        console.say(line)
+    announce(model, planned, console, chat=True)
     with load(model, planned, console) as llm:
         console.aside(HELP)
         _converse(llm, args.system, params, console)
@@ -87,7 +85,6 @@ def _answer(
     answer = stream_answer(llm, prompt, params, console, progress, sys.stdout, interruptible=True)
     if not answer.text.endswith("\n"):
         print(flush=True)
-    note_cut(answer, params, console)
     stats = llm.stats
-    console.aside(describe_stats(stats, stats.disk_read_bytes, predicted_ttft=False))
+    report(answer, params, stats, stats.disk_read_bytes, console, predicted_ttft=False)
     return answer.text

@@ -32,7 +32,7 @@ def info(args: argparse.Namespace, console: Console) -> int:
     facts = describe(checkpoint, spec, refusal)
     if args.json:
         print(json.dumps(facts))
-    elif not console.quiet:
+    else:
         print("\n".join(show(facts)))
     if refusal:
         raise refusal

@@ -7,17 +7,15 @@ from flexinfer.commands.figures import (
     amount_of_bytes,
     bytes_rate,
     count,
-    duration,
-    share,
     tokens_rate,
 )
+from flexinfer.commands.plan_view import show
 from flexinfer.commands.progress import Phase, Progress
+from flexinfer.commands.summary import describe_plan
 from flexinfer.errors import OptionError
 from flexinfer.executor.model import Model
 from flexinfer.executor.setup import Options, Planned
-from flexinfer.executor.stats import Stats
 from flexinfer.llm import LLM
-from flexinfer.units import format_bytes
 
 
 def options(args: argparse.Namespace, ram: int | None, ctx: int | None) -> Options:
@@ -31,14 +29,17 @@ def options(args: argparse.Namespace, ram: int | None, ctx: int | None) -> Optio
     )
 
 
+def announce(model: Model, planned: Planned, console: Console, *, chat: bool = False) -> None:
+    """Say what is planned: in three lines, or all of it."""
+    lines = show(model, planned) if console.verbose else describe_plan(model, planned, chat=chat)
+    console.say("\n".join(lines))
+
+
 def load(model: Model, planned: Planned, console: Console) -> LLM:
     """Lock what the plan locks; warns, once each, of what will make it slow or swappable."""
-    size = planned.plan.placement.locked_bytes
-    expected = planned.prediction.load_s
-    locking = Phase("locking weights", amount_of_bytes, bytes_rate, expected)
+    locking = Phase("locking weights", amount_of_bytes, bytes_rate, planned.prediction.load_s)
     llm = LLM.from_plan(model, planned, Progress(console, {"load": locking}))
     console.clear()
-    console.say(f"loaded in {duration(llm.session.load_s)}, {format_bytes(size)} locked")
     if not llm.session.pinned:
         console.warn("not pinned: RLIMIT_MEMLOCK is too low, so the system may swap weights out")
     if not llm.session.direct:
@@ -60,51 +61,3 @@ def prefill_progress(llm: LLM, console: Console, expected_s: float | None) -> Pr
         return tokens_rate(per_s / layers)
 
     return Progress(console, {"prefill": Phase("reading the prompt", amount, rate, expected_s)})
-
-
-def describe_plan(model: Model, planned: Planned, *, chat: bool) -> list[str]:
-    """The plan in three lines."""
-    plan, prediction = planned.plan, planned.prediction
-    spec, placement = model.spec, plan.placement
-    whole = placement.locked_bytes + placement.streamed_bytes
-    lines = [
-        f"{model.path.name}: {spec.architecture}, {count(len(spec.layers), 'layer')}, "
-        f"{format_bytes(whole)} of weights, context {plan.workload.context_tokens} tokens"
-    ]
-    budget = f"budget    {format_bytes(plan.budget_bytes)}: "
-    if placement.requests:
-        budget += (
-            f"{format_bytes(placement.locked_bytes)} locked "
-            f"({share(placement.locked_bytes, whole)}), "
-            f"{format_bytes(placement.streamed_bytes)} streamed per sweep "
-            f"in {count(len(placement.requests), 'read')}"
-        )
-    else:
-        budget += "all weights locked, nothing streams"
-    first = "" if chat else f"first token {duration(prediction.ttft_s)}, then "
-    return [
-        *lines,
-        budget,
-        f"predicted {first}{tokens_rate(1 / prediction.tpot_s)}, limited by {limit(planned)}",
-    ]
-
-
-def limit(planned: Planned) -> str:
-    """What a decode sweep waits for: the physical limit is the larger of reading and computing."""
-    io_s = planned.plan.placement.streamed_bytes / planned.hardware.disk_bytes_per_s
-    if io_s >= planned.prediction.bound_tpot_s:
-        return f"the disk ({bytes_rate(planned.hardware.disk_bytes_per_s)})"
-    return f"computing (memory {bytes_rate(planned.hardware.memory_bytes_per_s)})"
-
-
-def describe_stats(stats: Stats, disk_read_bytes: int, *, predicted_ttft: bool) -> str:
-    """Measured beside predicted, in one line."""
-    first = f"first token {duration(stats.ttft_s)}"
-    if predicted_ttft:
-        first += f" (predicted {duration(stats.predicted_ttft_s)})"
-    words = [first] if stats.new_tokens else ["no tokens"]
-    if stats.tpot_s:
-        rates = tokens_rate(1 / stats.tpot_s), tokens_rate(1 / stats.predicted_tpot_s)
-        words.append("{} (predicted {})".format(*rates))
-    peak = f"peak {format_bytes(stats.peak_rss_bytes)} of {format_bytes(stats.budget_bytes)}"
-    return " · ".join([*words, peak, f"{format_bytes(disk_read_bytes)} read from disk"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flexinfer.commands.console import Console
 from flexinfer.commands.figures import count, duration, tokens_rate
-from flexinfer.commands.loading import describe_plan, load, options
+from flexinfer.commands.loading import announce, load, options
 from flexinfer.commands.models import model_path
 from flexinfer.commands.progress import Phase, Progress
 from flexinfer.errors import BudgetError, OptionError, PromptError
@@ -30,8 +30,7 @@ def perplexity(args: argparse.Namespace, console: Console) -> int:
             f"{planned.plan.sweep_tokens} tokens at this budget",
             "give more --ram or a smaller --ctx",
         )
-    for line in describe_plan(model, planned, chat=False)[:2]:
-        console.say(line)
+    announce(model, planned, console)
     bos_id = model.tokenizer.bos_id if model.tokenizer.add_bos else None
     scoring = Phase(
         "scoring",

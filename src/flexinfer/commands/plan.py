@@ -31,7 +31,7 @@ def plan(args: argparse.Namespace, console: Console) -> int:
     pinned = can_pin(planned.plan.arena_bytes)
     if args.json:
         print(json.dumps(as_json(planned, pinned=pinned)))
-    elif not console.quiet:
+    else:
         print("\n".join(show(model, planned, pinned=pinned)))
     return 0
 

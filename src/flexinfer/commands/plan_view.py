@@ -11,7 +11,7 @@ from flexinfer.commands.figures import (
     share,
     tokens_rate,
 )
-from flexinfer.commands.loading import limit
+from flexinfer.commands.summary import limit
 from flexinfer.executor.model import Model
 from flexinfer.executor.setup import Planned
 from flexinfer.memory.budget import usable_bytes
@@ -45,7 +45,7 @@ def shares(planned: Planned) -> list[Share]:
     ]
 
 
-def show(model: Model, planned: Planned, *, pinned: bool) -> list[str]:
+def show(model: Model, planned: Planned, *, pinned: bool = True) -> list[str]:
     """Lines of at most about 100 columns."""
     spec = model.spec
     return [

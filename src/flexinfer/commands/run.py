@@ -11,18 +11,19 @@ from typing import TextIO
 from flexinfer.commands.console import Console
 from flexinfer.commands.figures import count, tokens_rate
 from flexinfer.commands.loading import (
-    describe_plan,
-    describe_stats,
+    announce,
     load,
     options,
     prefill_progress,
 )
 from flexinfer.commands.models import model_path
 from flexinfer.commands.progress import Progress
+from flexinfer.commands.summary import describe_stats
 from flexinfer.errors import OptionError, PromptError
 from flexinfer.executor.model import Model, open_model
 from flexinfer.executor.sampler import SamplingParams
 from flexinfer.executor.setup import plan_run
+from flexinfer.executor.stats import Stats
 from flexinfer.llm import LLM
 
 
@@ -50,8 +51,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     model = open_model(model_path(args.model))
     prompt = prompt_ids(model, text, args.system, raw=args.raw)
     planned = plan_run(model, options(args, args.ram, args.ctx), len(prompt), params.max_tokens)
-    for line in describe_plan(model, planned, chat=False):
-        console.say(line)
+    announce(model, planned, console)
     with load(model, planned, console) as llm:
         progress = prefill_progress(llm, console, planned.prediction.ttft_s)
         answer = stream_answer(
@@ -64,8 +64,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     elif not answer.text.endswith("\n"):
         print()
     sys.stdout.flush()
-    note_cut(answer, params, console)
-    console.aside(describe_stats(stats, read, predicted_ttft=True))
+    report(answer, params, stats, read, console, predicted_ttft=True)
     return 0
 
 
@@ -161,9 +160,20 @@ def stream_answer(
     return Answer(text, tuple(ids), reason)
 
 
-def note_cut(answer: Answer, params: SamplingParams, console: Console) -> None:
-    """Say why a text ends where its model did not end it."""
+def report(
+    answer: Answer,
+    params: SamplingParams,
+    stats: Stats,
+    disk_read_bytes: int,
+    console: Console,
+    *,
+    predicted_ttft: bool,
+) -> None:
+    """The figures; before them, why a text ends where its model did not end it."""
     if answer.finish_reason == "length":
         cut_by_user = len(answer.token_ids) >= params.max_tokens
         why = f"--max-tokens {params.max_tokens}" if cut_by_user else "the end of the context"
         console.aside(f"cut at {count(len(answer.token_ids), 'token')} by {why}")
+    console.aside(describe_stats(stats, disk_read_bytes, predicted_ttft=predicted_ttft))
+    if stats.peak_rss_bytes > stats.budget_bytes:
+        console.warn("the peak went above the budget, which is a fault of FlexInfer")
