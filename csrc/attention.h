@@ -1,6 +1,6 @@
 // The paged KV cache of one layer and attention over it.
 //
-// A page holds 64 positions of one layer: first K as [kv_head][head_dim][64] (positions are lanes: one vector load gives
+// A page holds 64 positions of one layer: first K as [kv_head][head_dim][64] (positions are lanes: a vector load gives
 // the same element of 16 keys), then V as [kv_head][64][head_dim], in float16 or float32. The page of a position is
 // table[position / 64], so sequences may share one pool of pages and a page may lie anywhere in it.
 #pragma once

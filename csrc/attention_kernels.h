@@ -1,8 +1,8 @@
-// Attention over the paged cache, once per instruction set: tiles of 64 keys, a running softmax, fixed order of addition.
+// Attention over the paged cache, once per instruction set: tiles of 64 keys, a running softmax, a fixed order.
 //
-// For one query and head: score_j = (fma chain over the head's elements, ascending) * scale; per tile, m' = max(m, scores),
-// c = exp(m - m'), p_j = exp(score_j - m'), l = fma(l, c, sum of p), o = o * c, then o = fma(p_j, v_j, o), j ascending;
-// at the end o / l. (The online softmax of Milakov and Gimelshein, 2018, with the tile as its step.) Queries are taken
+// For one query and head: score_j = (fma chain over the head's elements, ascending) * scale; per tile,
+// m' = max(m, scores), c = exp(m - m'), p_j = exp(score_j - m'), l = fma(l, c, sum of p), o = o * c, then
+// o = fma(p_j, v_j, o), j ascending; at the end o / l. (The online softmax of Milakov and Gimelshein, 2018, with the tile as its step.) Queries are taken
 // together only to share loads and conversions of K and V: nothing of one enters another's sums.
 
 #pragma once
@@ -34,7 +34,7 @@ static inline int64_t round_up_lanes(int64_t n) { return (n + kLanes - 1) / kLan
 // (to the second level: a tile is too much for the first, which cost a third of the bandwidth).
 template <int kQueries, int kVectors, class Value>
 static inline void multiply_block(const float* a, int64_t a_stride, const Value* b, int64_t b_stride, int64_t depth,
-                           const float* factor, float* c, int64_t c_stride, const Value* ahead) {
+                                  const float* factor, float* c, int64_t c_stride, const Value* ahead) {
   f32x16 sum[kQueries][kVectors];
   for (int i = 0; i < kQueries; ++i)
     for (int v = 0; v < kVectors; ++v)
@@ -63,7 +63,7 @@ static inline void multiply_block(const float* a, int64_t a_stride, const Value*
 // The same for any number of rows, in blocks as even as can be.
 template <int kVectors, class Value>
 static inline void multiply_rows(int64_t rows, const float* a, int64_t a_stride, const Value* b, int64_t b_stride,
-                          int64_t depth, const float* factor, float* c, int64_t c_stride, const Value* ahead) {
+                                 int64_t depth, const float* factor, float* c, int64_t c_stride, const Value* ahead) {
   const auto block = [&]<int kQueries>() {
     multiply_block<kQueries, kVectors>(a, a_stride, b, b_stride, depth, factor, c, c_stride, ahead);
     a += kQueries * a_stride;
@@ -136,7 +136,7 @@ static inline size_t attention_scratch_bytes(int64_t head_dim, int64_t queries) 
 
 // Turns one query's 64 scores into probabilities relative to the new maximum; only keys [low, high) are seen.
 static inline void softmax_step(const Attention& args, int64_t low, int64_t high, float* scores, float& maximum,
-                         float& tile_sum, float& correction) {
+                                float& tile_sum, float& correction) {
   if (low >= high) {  // the tile is wholly masked for this query: multiply by 1, add 0
     for (int64_t j = 0; j < kPageTokens; j += kLanes) store(scores + j, set1(0.0f));
     tile_sum = 0.0f;
@@ -243,8 +243,8 @@ static inline void attend_as(const Attention& args, const AttentionTask& task, v
     float* const row = s.out + i * padded;
     for (int64_t d = 0; d < padded; d += kLanes)  // + 0 makes every zero positive, also where a product underflowed
       store(row + d, add(div(load(row + d), set1(sum)), set1(0.0f)));
-    std::memcpy(args.out + (task.first_token + i / task.heads) * args.out_stride + (task.first_head + i % task.heads) * dim,
-                row, dim * sizeof(float));
+    float* const token = args.out + (task.first_token + i / task.heads) * args.out_stride;
+    std::memcpy(token + (task.first_head + i % task.heads) * dim, row, dim * sizeof(float));
   }
 }
 
@@ -257,7 +257,7 @@ static inline void attend(const Attention& args, const AttentionTask& task, void
 
 template <class Value>
 static inline void append_as(const KvPages& kv, const float* k, int64_t k_stride, const float* v, int64_t v_stride,
-                      int64_t tokens, int64_t start, int64_t kv_head) {
+                             int64_t tokens, int64_t start, int64_t kv_head) {
   alignas(64) float wide[kMaxHeadDim] = {};
   alignas(64) Value rounded[kMaxHeadDim];
   const auto round = [&](const float* row) {
@@ -276,8 +276,8 @@ static inline void append_as(const KvPages& kv, const float* k, int64_t k_stride
   }
 }
 
-static inline void append(const KvPages& kv, const float* k, int64_t k_stride, const float* v, int64_t v_stride, int64_t tokens,
-                   int64_t start, int64_t kv_head) {
+static inline void append(const KvPages& kv, const float* k, int64_t k_stride, const float* v, int64_t v_stride,
+                          int64_t tokens, int64_t start, int64_t kv_head) {
   if (kv.value_bytes == 2)
     append_as<uint16_t>(kv, k, k_stride, v, v_stride, tokens, start, kv_head);
   else

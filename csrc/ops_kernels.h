@@ -23,8 +23,9 @@ static inline void map_row(float* x, int64_t width, const F& f) {
       [&](int64_t i, int count) { store_part(x + i, f(load_part(x + i, count)), count); });
 }
 
-// The sum of squares runs in 16 lanes (element i in lane i mod 16), ascending, and ends in the fixed tree of reduce_add.
-static inline void rms_norm(const float* x, const float* weight, int64_t width, float eps, bool accumulate, float* out) {
+// The sum of squares runs in 16 lanes (element i in lane i mod 16), ascending, then the fixed tree of reduce_add.
+static inline void rms_norm(const float* x, const float* weight, int64_t width, float eps, bool accumulate,
+                            float* out) {
   f32x16 squares = set1(0.0f);
   const auto square = [&](f32x16 v) { squares = fma(v, v, squares); };
   over_vectors(
