@@ -2,9 +2,9 @@
 //
 // For one query and head: score_j = (fma chain over the head's elements, ascending) * scale; per tile,
 // m' = max(m, scores), c = exp(m - m'), p_j = exp(score_j - m'), l = fma(l, c, sum of p), o = o * c, then
-// o = fma(p_j, v_j, o), j ascending; at the end o / l. (The online softmax of Milakov and Gimelshein, 2018, with the tile as its step.) Queries are taken
-// together only to share loads and conversions of K and V: nothing of one enters another's sums.
-
+// o = fma(p_j, v_j, o), j ascending; at the end o / l. (The online softmax of Milakov and Gimelshein, 2018, with the
+// tile as its step.) Queries are taken together only to share loads and conversions of K and V: nothing of one enters
+// another's sums.
 #pragma once
 
 #include <cmath>
