@@ -57,6 +57,7 @@ def test_text_streams_whole_characters_and_nothing_else(smollm_path: Path) -> No
     streamed = flexinfer(*argv)
     text = json.loads(flexinfer(*argv, "--json").stdout)["text"]
     assert streamed.stdout == f"{text}\n" and streamed.stderr == ""
+    assert "😀" not in flexinfer(*argv, PYTHONIOENCODING="ascii").stdout
     assert text.count("😀") > 3 and "\N{REPLACEMENT CHARACTER}" not in text.removesuffix("\ufffd")
 
 

@@ -1,6 +1,7 @@
 """The command line: arguments, dispatch, and what errors become. No logic."""
 
 import argparse
+import io
 import os
 import sys
 import traceback
@@ -20,6 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0, 2 the user's to mend, 130 interrupted, 1 ours."""
     console = Console(sys.stderr)
     command = "flexinfer"
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that lacks a character shows "?"
+        sys.stdout.reconfigure(errors="replace")
     try:
         args = _parse(argv)
         if args.command is None:
