@@ -5,6 +5,7 @@
 // o = fma(p_j, v_j, o), j ascending; at the end o / l. (The online softmax of Milakov and Gimelshein, 2018, with the
 // tile as its step.) Queries are taken together only to share loads and conversions of K and V: nothing of one enters
 // another's sums.
+
 #pragma once
 
 #include <cmath>
