@@ -104,3 +104,57 @@ def attention(
     are q.k * scale, then softcap * tanh(score / softcap) where softcap is not 0. head_dim is even
     and at most 512.
     """
+
+_Bytes = NDArray[np.uint8]
+
+def supported_types() -> list[int]:
+    """The ggml ids of the block types that can be multiplied by."""
+
+def activation_bytes(columns: int) -> int:
+    """Bytes of one token's quantised activations, a multiple of 64; columns is one of 32."""
+
+def group_bytes(type_id: int, columns: int) -> int:
+    """Bytes of a group of 16 rows, the same as in the file and interleaved."""
+
+def quantize(ctx: Context, x: _Floats, out: _Bytes) -> None:
+    """x[n, columns] into out[n, activation_bytes(columns)], int8 with a scale per 32 values.
+
+    scale = absmax / 127, q = x * (127 / absmax) rounded half to even. A block below 2^-100 in
+    magnitude becomes zero; one with an infinity or NaN makes every output that it reaches NaN.
+    """
+
+def interleave(
+    ctx: Context, type_id: int, source: int, destination: int, rows: int, columns: int
+) -> None:
+    """Rows as in the file, at address `source`, to interleaved groups at `destination`.
+
+    The last group is padded with zero rows: destination takes ceil(rows / 16) groups.
+    """
+
+def linear(
+    ctx: Context,
+    type_id: int,
+    interleaved: bool,
+    weights: int,
+    rows: int,
+    columns: int,
+    x: _Floats,
+    xq: _Bytes | None,
+    out: _Floats,
+    row0: int,
+    epilogue: int,
+    bias: _Floats | None,
+) -> None:
+    """y = x . W^T + bias of `rows` weight rows at address `weights`, into out[:, row0:row0 + rows].
+
+    x is [n, columns] and xq its quantised form, which only F32 weights do without; out is
+    [n, >= row0 + rows], bias [>= row0 + rows], read from row0. Epilogues: 0 out = y, 1 out += y,
+    2 out = silu(out) * y, 3 out = gelu(out) * y in the tanh form. The bits do not depend on n,
+    layout, or cuts at multiples of 16 rows.
+    """
+
+def dequantize(type_id: int, source: int, rows: int, columns: int, out: _Floats) -> None:
+    """Rows as in the file, at address `source`, to float32 out[rows, >= columns]."""
+
+def read_bandwidth(ctx: Context, address: int, size_bytes: int, repeats: int) -> float:
+    """Bytes per second at which the context's threads only read this memory: the bound."""
