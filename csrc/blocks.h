@@ -38,6 +38,20 @@ static FI_INLINE i32x16 unsigned_byte(i32x16 a) {
 template <int Byte>
 static FI_INLINE i32x16 signed_byte(i32x16 a) { return sar<24>(shl<24 - 8 * Byte>(a)); }
 
+// Within each dword, moves every bit to the index that has bits Low and High of its own index exchanged.
+template <int Low, int High>
+static FI_INLINE i32x16 swap_index_bits(i32x16 a) {
+  constexpr int kShift = (1 << High) - (1 << Low);
+  constexpr uint32_t kMoving = [] {
+    uint32_t mask = 0;
+    for (int i = 0; i < 32; ++i)
+      if (i >> Low & 1 && !(i >> High & 1)) mask |= 1u << i;
+    return mask;
+  }();
+  const i32x16 differ = bit_and(bit_xor(shr<kShift>(a), a), set1_i32(static_cast<int32_t>(kMoving)));
+  return bit_xor(bit_xor(a, differ), shl<kShift>(differ));
+}
+
 // Scales of one 32-input part; what a type does not have stays unset and unread.
 struct Scales {
   f32x16 d, dmin;
@@ -90,32 +104,36 @@ struct Q4_1 {
   }
 };
 
+// The fifth bits lie in one dword, bit 4e + i for byte i of dword e; interleaved they are moved to bit 8i + e, so that
+// one shift brings those of dword e to their place in all four bytes.
 struct Q5_0 {
   static constexpr int kId = 6, kColumns = 32, kBytes = 22, kSpan = 32, kOffset = 16, kSubs = 0, kMinima = 0;
   static constexpr bool kFloat = false;
   struct Header { f32x16 d; };
   static FI_INLINE void interleave(Rows16 rows, uint8_t* out) {
     interleave_half(rows, 0, out);
-    interleave_dword(rows, 2, out + 32);
+    i32x16 dwords[4];  // the fifth bits, and nibbles that follow once more
+    transpose_dwords(rows, 2, dwords);
+    i32x16 fifth = swap_index_bits<1, 4>(dwords[0]);
+    fifth = swap_index_bits<0, 3>(fifth);
+    fifth = swap_index_bits<1, 2>(fifth);
+    store64(out + 32, swap_index_bits<0, 1>(fifth));
     interleave_dwords<1>(rows, 6, out + 96);
   }
   static FI_INLINE Header header(const uint8_t* block, int) { return {load_f16(block)}; }
   template <int> static FI_INLINE void unpack(const uint8_t* block, int, i32x16 w[8]) {
+    const i32x16 fifth = load64_in_order(block + 32), place = bytes(0x10);
     unpack_nibbles(block + 96, w);
-    const i32x16 fifth = load64_in_order(block + 32);  // bit i belongs to input i
-    w[0] = bit_or(w[0], spread<0>(fifth)), w[1] = bit_or(w[1], spread<4>(fifth));
-    w[2] = bit_or(w[2], spread<8>(fifth)), w[3] = bit_or(w[3], spread<12>(fifth));
-    w[4] = bit_or(w[4], spread<16>(fifth)), w[5] = bit_or(w[5], spread<20>(fifth));
-    w[6] = bit_or(w[6], spread<24>(fifth)), w[7] = bit_or(w[7], spread<28>(fifth));
+    w[0] = bit_or(w[0], bit_and(shl<4>(fifth), place));
+    w[1] = bit_or(w[1], bit_and(shl<3>(fifth), place));
+    w[2] = bit_or(w[2], bit_and(shl<2>(fifth), place));
+    w[3] = bit_or(w[3], bit_and(shl<1>(fifth), place));
+    w[4] = bit_or(w[4], bit_and(fifth, place));
+    w[5] = bit_or(w[5], bit_and(shr<1>(fifth), place));
+    w[6] = bit_or(w[6], bit_and(shr<2>(fifth), place));
+    w[7] = bit_or(w[7], bit_and(shr<3>(fifth), place));
   }
   template <int> static FI_INLINE void scales(const Header& h, Scales& s) { s.d = h.d; }
-
-  // Bits First..First+3 to bit 4 of the four bytes: the product puts copies 7 apart, no two overlapping.
-  template <int First>
-  static FI_INLINE i32x16 spread(i32x16 bits) {
-    const i32x16 four = bit_and(shr<First>(bits), set1_i32(0xf));
-    return bit_and(mul(four, set1_i32(0x00204081 << 4)), bytes(0x10));
-  }
 };
 
 struct Q8_0 {

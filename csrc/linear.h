@@ -1,8 +1,9 @@
 // Products of weight rows with activations: what an instruction set provides (see linear_kernels.h).
 //
 // A group is 16 consecutive rows. Weights lie either as in the file, row after row, or interleaved: for each group, for
-// each block in column order, every field of the block of rows 0..15 side by side (scales by 2 bytes, all else by 4).
-// Both take the same bytes; a last partial group is padded with zero blocks.
+// each block in column order, every field of the block of rows 0..15 side by side (scales by 2 bytes, all else by 4; see
+// the types in blocks.h, of which some reorder fields or bits). Both take the same bytes; a last partial group is padded
+// with zero blocks.
 #pragma once
 
 #include <cstddef>
