@@ -36,7 +36,7 @@ def locking(
     """An LLM of which `share` of the weights is locked: the budget counts from 0, not from this
     process,
     whose size differs from test to test."""
-    planned = plan_run(model, Options(ctx=ctx, threads=threads, prefetch=prefetch), 64, 64)
+    planned = plan_run(model, Options(ctx=ctx, threads=threads, prefetch=prefetch), 32, 32)
 
     def plan(budget_bytes: int) -> Plan:
         return make_plan(

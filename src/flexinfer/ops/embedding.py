@@ -31,12 +31,12 @@ class EmbeddingRows:
         for i, row in enumerate(ids):
             offset = table.offset_bytes + row * size
             try:
-                got = os.preadv(self._fd, [self._row], offset)
+                got = os.preadv(self._fd, [self._row.data], offset)
             except OSError as error:
                 raise ReadError(f"{table.path}: {table.name} at offset {offset}: {error}") from None
             if got != size:
                 raise ReadError(
-                    f"{table.path}: {table.name} at offset {offset}: {size} bytes expected, {got} got",
+                    f"{table.path}: {table.name} at offset {offset}: {got} of {size} bytes read",
                     "the file was truncated while in use; restore it and start again",
                 )
             self.read_bytes += size
