@@ -1,9 +1,9 @@
 // Products of weight rows with activations: what an instruction set provides (see linear_kernels.h).
 //
-// A group is 16 consecutive rows. Weights lie either as in the file, row after row, or interleaved: for each group, for
-// each block in column order, every field of the block of rows 0..15 side by side (scales by 2 bytes, all else by 4; see
-// the types in blocks.h, of which some reorder fields or bits). Both take the same bytes; a last partial group is padded
-// with zero blocks.
+// A group is 16 consecutive rows. Weights lie either as in the file, row after row, or interleaved: for each group,
+// for each block in column order, every field of the block of rows 0..15 side by side (scales by 2 bytes, all else by
+// 4; see the types in blocks.h, of which some reorder fields or bits). Both take the same bytes; a last partial group
+// is padded with zero blocks.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace flexinfer {
 constexpr int64_t kGroupRows = 16;
 constexpr int64_t kActivationValues = 32;
 
-// 32 activations: value[i] = scale · q[i]. The sums fold weight offsets and minima in exactly; they are stored negated.
+// 32 activations: value[i] = scale · q[i]. The sums, stored negated, fold weight offsets and minima in exactly.
 struct ActivationBlock {
   int8_t q[kActivationValues];
   float scale;

@@ -5,9 +5,9 @@
 
 namespace flexinfer::FI_NS {
 
-// scale = absmax / 127, q = x · (127 / absmax) rounded half to even, all in float32. Blocks whose absmax is below 2^-100
-// become zero (127 / absmax would overflow); a block with an infinity or NaN gets scale NaN and q = 0, so every output
-// that it reaches is NaN.
+// scale = absmax / 127, q = x · (127 / absmax) rounded half to even, all in float32. Blocks whose absmax is below
+// 2^-100 become zero (127 / absmax could overflow); a block with an infinity or NaN gets scale NaN and q = 0, so every
+// output that it reaches is NaN.
 static FI_INLINE void quantize_block(const float* x, ActivationBlock* out) {
   const f32x16 a = load(x), b = load(x + 16);
   // As integers, magnitudes of floats are ordered, infinity and NaN last.

@@ -32,7 +32,9 @@ static FI_INLINE f32x16 set1(float x) { return each<f32x16>([=](int) { return x;
 static FI_INLINE f32x16 load(const float* p) { f32x16 r; std::memcpy(r.v, p, sizeof r.v); return r; }
 static FI_INLINE void store(float* p, f32x16 a) { std::memcpy(p, a.v, sizeof a.v); }
 // The first n (0..16) lanes; the rest are zero and not touched in memory.
-static FI_INLINE f32x16 load_part(const float* p, int n) { return each<f32x16>([=](int i) { return i < n ? p[i] : 0.0f; }); }
+static FI_INLINE f32x16 load_part(const float* p, int n) {
+  return each<f32x16>([=](int i) { return i < n ? p[i] : 0.0f; });
+}
 static FI_INLINE void store_part(float* p, f32x16 a, int n) { std::memcpy(p, a.v, sizeof(float) * static_cast<size_t>(n)); }
 static FI_INLINE f32x16 add(f32x16 a, f32x16 b) { return each<f32x16>([&](int i) { return a.v[i] + b.v[i]; }); }
 static FI_INLINE f32x16 sub(f32x16 a, f32x16 b) { return each<f32x16>([&](int i) { return a.v[i] - b.v[i]; }); }
@@ -40,15 +42,25 @@ static FI_INLINE f32x16 mul(f32x16 a, f32x16 b) { return each<f32x16>([&](int i)
 static FI_INLINE f32x16 div(f32x16 a, f32x16 b) { return each<f32x16>([&](int i) { return a.v[i] / b.v[i]; }); }
 static FI_INLINE f32x16 sqrt(f32x16 a) { return each<f32x16>([&](int i) { return __builtin_sqrtf(a.v[i]); }); }
 // a·b + c and c − a·b, rounded once.
-static FI_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return each<f32x16>([&](int i) { return __builtin_fmaf(a.v[i], b.v[i], c.v[i]); }); }
-static FI_INLINE f32x16 fnma(f32x16 a, f32x16 b, f32x16 c) { return each<f32x16>([&](int i) { return __builtin_fmaf(-a.v[i], b.v[i], c.v[i]); }); }
+static FI_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
+  return each<f32x16>([&](int i) { return __builtin_fmaf(a.v[i], b.v[i], c.v[i]); });
+}
+static FI_INLINE f32x16 fnma(f32x16 a, f32x16 b, f32x16 c) {
+  return each<f32x16>([&](int i) { return __builtin_fmaf(-a.v[i], b.v[i], c.v[i]); });
+}
 static FI_INLINE f32x16 neg(f32x16 a) { return each<f32x16>([&](int i) { return -a.v[i]; }); }
 // b where either is NaN or both are zero, as x86 does.
-static FI_INLINE f32x16 max(f32x16 a, f32x16 b) { return each<f32x16>([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
-static FI_INLINE f32x16 min(f32x16 a, f32x16 b) { return each<f32x16>([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; }); }
+static FI_INLINE f32x16 max(f32x16 a, f32x16 b) {
+  return each<f32x16>([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+}
+static FI_INLINE f32x16 min(f32x16 a, f32x16 b) {
+  return each<f32x16>([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
+}
 static FI_INLINE mask16 less(f32x16 a, f32x16 b) { return each<mask16>([&](int i) { return a.v[i] < b.v[i]; }); }
 static FI_INLINE mask16 first(int n) { return each<mask16>([=](int i) { return i < n; }); }
-static FI_INLINE f32x16 select(mask16 m, f32x16 yes, f32x16 no) { return each<f32x16>([&](int i) { return m.v[i] ? yes.v[i] : no.v[i]; }); }
+static FI_INLINE f32x16 select(mask16 m, f32x16 yes, f32x16 no) {
+  return each<f32x16>([&](int i) { return m.v[i] ? yes.v[i] : no.v[i]; });
+}
 // Sums and maxima in a fixed tree: lanes 8, then 4, 2, 1 apart.
 static FI_INLINE float reduce_add(f32x16 a) {
   for (int step = 8; step; step /= 2)
@@ -105,7 +117,9 @@ static FI_INLINE i32x16 dpbusd(i32x16 acc, i32x16 u, i32x16 s) {
 }
 
 // --- conversions ---
-static FI_INLINE f32x16 to_f32(i32x16 a) { return each<f32x16>([&](int i) { return static_cast<float>(static_cast<int32_t>(a.v[i])); }); }
+static FI_INLINE f32x16 to_f32(i32x16 a) {
+  return each<f32x16>([&](int i) { return static_cast<float>(static_cast<int32_t>(a.v[i])); });
+}
 // To nearest, ties to even; NaN and what does not fit become INT32_MIN.
 static FI_INLINE i32x16 to_i32(f32x16 a) {
   return each<i32x16>([&](int i) {
@@ -118,7 +132,9 @@ static FI_INLINE i32x16 as_i32(f32x16 a) { i32x16 r; std::memcpy(r.v, a.v, 64); 
 static FI_INLINE void store_i8(int8_t* p, i32x16 a) {  // the low byte of each lane
   for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(a.v[i]);
 }
-static FI_INLINE i32x16 load_i8(const int8_t* p) { return each<i32x16>([=](int i) { return static_cast<uint32_t>(static_cast<int32_t>(p[i])); }); }
+static FI_INLINE i32x16 load_i8(const int8_t* p) {
+  return each<i32x16>([=](int i) { return static_cast<uint32_t>(static_cast<int32_t>(p[i])); });
+}
 
 static FI_INLINE float half_to_float(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
