@@ -172,7 +172,8 @@ void bind_linear(nb::module_& m) {
   m.def("interleave", bind_interleave, "ctx"_a, "type_id"_a, "source"_a, "destination"_a, "rows"_a, "columns"_a,
         "Rows as in the file at address source to interleaved groups at destination, padded to whole groups.");
   m.def("linear", bind_linear_product, "ctx"_a, "type_id"_a, "interleaved"_a, "weights"_a, "rows"_a, "columns"_a,
-        "x"_a.noconvert(), "xq"_a.noconvert().none(), "out"_a.noconvert(), "row0"_a, "epilogue"_a, "bias"_a.noconvert().none(),
+        "x"_a.noconvert(), "xq"_a.noconvert().none(), "out"_a.noconvert(), "row0"_a, "epilogue"_a,
+        "bias"_a.noconvert().none(),
         "y = x . W^T + bias for `rows` weight rows at address weights, into out[:, row0 : row0 + rows].\n\n"
         "x is float32 [tokens, columns], xq its quantised form (None where the type takes floats), out float32\n"
         "[tokens, at least row0 + rows], bias float32 [at least row0 + rows], read from row0. Epilogues: 0 out = y,\n"

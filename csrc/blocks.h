@@ -1,5 +1,5 @@
 // The block types. Each says how 16 file rows become an interleaved block, and how an interleaved block is unpacked
-// into the common form: 32 inputs × 16 rows of unsigned bytes w (dword e of a lane holds inputs 4e..4e+3 of that row), with
+// into the common form: 32 inputs × 16 rows of unsigned bytes w (dword e of a lane: inputs 4e..4e+3 of that row), with
 //   value = (d · s) · (w − kOffset) − (dmin · m)
 // where s and m are small integers for each 32 (kSubs = 1) or 16 inputs (2), or left out (0). A span of kSpan inputs is
 // what the compiler unrolls into parts of 32; a loop runs over the spans of a block.
@@ -218,7 +218,8 @@ struct Q6_K {
   template <int Part> static FI_INLINE void unpack(const uint8_t* block, int half, i32x16 w[8]) {
     const uint8_t* high = block + kHalves + kHalfBytes * half;
     for (int e = 0; e < 8; ++e) {
-      const i32x16 bits = load64_in_order(high + 128 * e), pairs = load64_in_order(high + (Part % 2 ? 1024 + 64 * e : 64 + 128 * e));
+      const i32x16 bits = load64_in_order(high + 128 * e);
+      const i32x16 pairs = load64_in_order(high + (Part % 2 ? 1024 + 64 * e : 64 + 128 * e));
       const i32x16 nibble = Part < 2 ? low_nibbles(pairs) : high_nibbles(pairs);
       const i32x16 top =
           Part == 0 ? shl<4>(bits) : Part == 1 ? shl<2>(bits) : Part == 2 ? bits : shr<2>(bits);
