@@ -1,6 +1,6 @@
 """`flexinfer bench`: speed and memory at several budgets, measured beside predicted.
 
-Each budget runs in a process of its own, since a process's peak of memory never falls again.
+Each of several budgets runs in a process of its own: a process's peak of memory never falls again.
 """
 
 import argparse
@@ -42,13 +42,18 @@ def bench(args: argparse.Namespace, console: Console) -> int:
     if args.repeat < 1:
         raise OptionError(f"--repeat is {args.repeat}; it must be 1 or more")
     if args.child:
-        return _report_one(args, console)
+        run, code = _here(args, console)
+        print(json.dumps(run))
+        return code
     path = model_path(args.model)
     if not args.json:
         print(_row([name for name, _ in COLUMNS]), flush=True)
     runs, code = [], 0
-    for ram in args.ram or [None]:
-        run, run_code = _in_child(args, str(path), ram)
+    budgets = args.ram or [None]
+    for ram in budgets:
+        # One budget needs no child, and in a tight control group the parent would take part of it.
+        alone = len(budgets) == 1
+        run, run_code = _here(args, console) if alone else _in_child(args, str(path), ram)
         runs.append(run)
         code = run_code or code
         if "error" in run:
@@ -99,14 +104,13 @@ def _in_child(args: argparse.Namespace, path: str, ram: int | None) -> tuple[dic
     return asked | json.loads(output), child.returncode
 
 
-def _report_one(args: argparse.Namespace, console: Console) -> int:
+def _here(args: argparse.Namespace, console: Console) -> tuple[dict[str, Any], int]:
     try:
-        print(json.dumps(_measure(args, console)))
+        return _measure(args, console), 0
     except FlexInferError as error:
         console.clear()
-        print(json.dumps({"error": str(error), "hint": error.hint}))
-        return 2
-    return 0
+        budget = args.ram[0] if args.ram else None
+        return {"budget_bytes": budget, "error": str(error), "hint": error.hint}, 2
 
 
 def _measure(args: argparse.Namespace, console: Console) -> dict[str, Any]:
