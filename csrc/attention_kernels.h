@@ -51,7 +51,7 @@ static inline void multiply_block(const float* a, int64_t a_stride, const Value*
   if (ahead) {
     constexpr int64_t kLineValues = 64 / sizeof(Value);
     for (int64_t k = 0; k < depth; ++k) {
-      for (int64_t i = 0; i < kPageTokens; i += kLineValues) prefetch_l2(ahead + k * kPageTokens + i);
+      for (int64_t i = 0; i < kPageTokens; i += kLineValues) prefetch(ahead + k * kPageTokens + i);
       step(k);
     }
   } else {

@@ -119,6 +119,5 @@ static FI_INLINE void transpose_dwords(const uint8_t* const* rows, size_t offset
   out[3].v = _mm512_unpackhi_epi64(ab_high, cd_high);
 }
 static FI_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
-static FI_INLINE void prefetch_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 }  // namespace flexinfer::FI_NS

@@ -203,6 +203,5 @@ static FI_INLINE void transpose_dwords(const uint8_t* const* rows, size_t offset
 }
 // Into the second-level cache; any address will do.
 static FI_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
-static FI_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 }  // namespace flexinfer::FI_NS
