@@ -17,7 +17,8 @@ from flexinfer.executor.model import open_model
 from flexinfer.executor.session import kernel_context
 from flexinfer.memory.arena import Arena
 from flexinfer.memory.budget import cpus_available
-from flexinfer.planner.preservation import place_rows, request_bytes
+from flexinfer.planner.cutting import request_bytes
+from flexinfer.planner.preservation import place
 from flexinfer.streaming.locking import lock_weights
 from flexinfer.streaming.reader import BLOCK_BYTES, Reader
 from flexinfer.streaming.ring import Ring
@@ -41,7 +42,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     args = parser.parse_args()
     model = open_model(args.model)
-    placement = place_rows(model.weights.matrices, args.bytes)
+    placement = place("rows", model.weights.matrices, args.bytes)
     slot = -(-request_bytes(model.weights.matrices) // BLOCK_BYTES) * BLOCK_BYTES + 2 * BLOCK_BYTES
     context = kernel_context(cpus_available())
 

@@ -31,7 +31,12 @@ def opened(
 
 @contextmanager
 def locking(
-    model: Model, share: float, ctx: int = 160, threads: int = 2, prefetch: bool = True
+    model: Model,
+    share: float,
+    ctx: int = 160,
+    threads: int = 2,
+    prefetch: bool = True,
+    policy: str = "rows",
 ) -> Iterator[LLM]:
     """An LLM of which `share` of the weights is locked: the budget counts from 0, not from this
     process,
@@ -47,6 +52,7 @@ def locking(
             base_bytes={Category.INTERPRETER: 0, Category.TOKENIZER: 0},
             threads=threads,
             prefetch=prefetch,
+            policy=policy,
         )
 
     whole = plan(1 << 40)

@@ -165,8 +165,14 @@ def test_the_ledger_holds_what_was_planned(llm: LLM) -> None:
     assert llm.plan.total_bytes <= llm.plan.budget_bytes
 
 
-def test_the_same_tokens_at_any_budget_thread_count_and_prefetch(model: Model, llm: LLM) -> None:
+def test_the_same_tokens_at_any_budget_policy_thread_count_and_prefetch(
+    model: Model, llm: LLM
+) -> None:
     expected = tokens(llm)
+    for policy in ("tensor", "layer", "attention-first", "ffn-first"):
+        with locking(model, 0.5, policy=policy) as other:
+            assert other.plan.placement.requests
+            assert tokens(other) == expected
     for share in (0.0, 0.2, 0.5, 0.8, 1.0):
         for threads, prefetch in ((1, True), (2, False), (3, True), (4, True)):
             with locking(model, share, threads=threads, prefetch=prefetch) as other:

@@ -1,23 +1,26 @@
-"""Policy `rows` on toy models of a few hundred rows, where every byte can be counted."""
+"""Preservation policies on toy models, where every byte can be counted."""
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flexinfer.errors import OptionError
 from flexinfer.formats.checkpoint import TensorInfo
 from flexinfer.formats.quants import BLOCK_TYPES
 from flexinfer.models.weights import Matrix
-from flexinfer.planner.placement import GROUP_ROWS, Placement
-from flexinfer.planner.preservation import (
+from flexinfer.planner.cutting import (
     MAX_REQUEST_BYTES,
     find_runs,
-    place_rows,
     request_bytes,
     total_locked_bytes,
 )
+from flexinfer.planner.placement import GROUP_ROWS, Placement
+from flexinfer.planner.preservation import ATTENTION, FFN, POLICIES, place
 
 F32 = BLOCK_TYPES[0]
+UNIT = 8 << 20
 PATH = Path("toy.gguf")
 
 
@@ -62,7 +65,7 @@ def check(matrices: list[Matrix], placement: Placement) -> None:
 
 def test_all_fits() -> None:
     matrices = model([(20, 64), (32, 64)])
-    placement = place_rows(matrices, total_locked_bytes(matrices))
+    placement = place("rows", matrices, total_locked_bytes(matrices))
     assert [m.locked_rows for m in placement.matrices] == [20, 32]
     assert placement.requests == ()
     assert placement.locked_bytes == (32 + 32) * 256  # 20 rows take two groups
@@ -70,7 +73,7 @@ def test_all_fits() -> None:
 
 def test_nothing_fits() -> None:
     matrices = model([(20, 64), (32, 64)], [(32, 64)])
-    placement = place_rows(matrices, 0)
+    placement = place("rows", matrices, 0)
     check(matrices, placement)
     assert [m.locked_rows for m in placement.matrices] == [0, 0, 0]
     assert [(r.offset_bytes, r.size_bytes) for r in placement.requests] == [
@@ -92,7 +95,7 @@ def test_large_matrices_stream_the_same_share_everywhere() -> None:
     total = total_locked_bytes(matrices)
     for percent in (1, 10, 33, 50, 90, 99):
         limit = total * percent // 100
-        placement = place_rows(matrices, limit)
+        placement = place("rows", matrices, limit)
         check(matrices, placement)
         assert limit - GROUP_ROWS * 16384 < placement.locked_bytes <= limit
         streamed = 0
@@ -108,10 +111,66 @@ def test_large_matrices_stream_the_same_share_everywhere() -> None:
 
 def test_a_segment_is_never_below_a_group() -> None:
     matrices = model([(64, 1 << 18)])  # a group is 16 MiB, more than a request
-    placement = place_rows(matrices, 16 << 20)
+    placement = place("rows", matrices, 16 << 20)
     check(matrices, placement)
     assert placement.matrices[0].locked_rows == 16
     assert [r.size_bytes for r in placement.requests] == [16 << 20] * 3
+
+
+def llama(layers: int = 4) -> list[Matrix]:
+    """Attention of 1, 1, 1, 1 and an FFN of 3, 3, 3 units a layer, the head 2; a unit is 8 MiB."""
+    matrices, offset = [], 0
+    kinds = [*((kind, 1) for kind in ATTENTION), *((kind, 3) for kind in FFN)]
+    shapes = [(layer, *kind) for layer in range(layers) for kind in kinds] + [(-1, "output", 2)]
+    for layer, role, units in shapes:
+        rows, size = 1024 * units, UNIT * units
+        tensor = TensorInfo(f"{layer}.{role}", (rows, 2048), F32, PATH, offset, size)
+        matrices.append(Matrix(tensor, layer, role))
+        offset += size
+    return matrices
+
+
+def kept(policy: str, units: int) -> dict[str, list[int]]:
+    """Layers in which each kind is locked whole."""
+    placement = place(policy, llama(), units * UNIT)
+    locked: dict[str, list[int]] = {}
+    for placed in placement.matrices:
+        assert placed.locked_rows in (0, placed.matrix.tensor.rows)
+        if placed.locked_rows:
+            locked.setdefault(placed.matrix.role, []).append(placed.matrix.layer)
+    return locked
+
+
+EVERY = [0, 1, 2, 3]
+
+
+def test_policy_tensor_is_algorithm_1() -> None:
+    assert kept("tensor", 3) == {"attn_q": [0, 1, 2]}  # no FFN kind fits everywhere
+    assert kept("tensor", 8) == {"attn_q": EVERY, "attn_k": EVERY}
+    assert kept("tensor", 12) == {"ffn_gate": EVERY}
+    assert kept("tensor", 18) == {"ffn_gate": EVERY, "attn_q": EVERY, "attn_k": [0, 2]}
+    assert kept("tensor", 36 + 4) == dict.fromkeys((*FFN, "attn_q"), EVERY)
+
+
+def test_policy_layer_keeps_the_first_layers() -> None:
+    assert kept("layer", 12) == {}
+    assert kept("layer", 27) == {kind: [0, 1] for kind in (*ATTENTION, *FFN)}
+
+
+def test_policies_that_put_one_block_first() -> None:
+    assert kept("attention-first", 17) == dict.fromkeys(ATTENTION, EVERY)
+    assert kept("attention-first", 22) == {
+        **dict.fromkeys(ATTENTION, EVERY),
+        "ffn_gate": [0, 2],
+    }
+    assert kept("ffn-first", 6) == {"ffn_gate": [0, 2]}
+    assert kept("ffn-first", 38) == {**dict.fromkeys(FFN, EVERY), "attn_q": [0, 2]}
+
+
+def test_an_unknown_policy_names_the_known_ones() -> None:
+    with pytest.raises(OptionError, match="'best'") as caught:
+        place("best", llama(), 0)
+    assert "rows, tensor, layer, attention-first, ffn-first" in (caught.value.hint or "")
 
 
 @given(
@@ -121,12 +180,16 @@ def test_a_segment_is_never_below_a_group() -> None:
         max_size=6,
     ),
     st.floats(0, 1),
+    st.sampled_from(list(POLICIES)),
 )
-def test_any_model_at_any_budget(layers: list[list[tuple[int, int]]], share: float) -> None:
+def test_any_model_at_any_budget(
+    layers: list[list[tuple[int, int]]], share: float, policy: str
+) -> None:
     matrices = model(*layers)
     total = total_locked_bytes(matrices)
     limit = int(total * share)
-    placement = place_rows(matrices, limit)
+    placement = place(policy, matrices, limit)
     check(matrices, placement)
     assert placement.locked_bytes <= limit
-    assert placement.locked_bytes >= limit - 2 * request_bytes(matrices)
+    if policy == "rows":
+        assert placement.locked_bytes >= limit - 2 * request_bytes(matrices)

@@ -6,16 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from flexinfer.errors import BudgetError, OptionError
+from flexinfer.errors import BudgetError
 from flexinfer.memory.arena import round_up
 from flexinfer.memory.budget import usable_bytes
 from flexinfer.memory.ledger import Category
 from flexinfer.models.spec import ModelSpec
 from flexinfer.models.weights import Matrix, ModelWeights
+from flexinfer.planner.cutting import request_bytes, total_locked_bytes
 from flexinfer.planner.estimator import SweepEstimate, estimate_sweep
 from flexinfer.planner.hardware import Hardware
 from flexinfer.planner.placement import Placement
-from flexinfer.planner.preservation import place_rows, request_bytes, total_locked_bytes
+from flexinfer.planner.preservation import place
 from flexinfer.planner.sizes import Sizes
 from flexinfer.units import MiB, format_bytes
 
@@ -98,8 +99,6 @@ def make_plan(
 
     Raises BudgetError with the minimum and its parts where it does not suffice.
     """
-    if policy != "rows":
-        raise OptionError(f"unknown policy {policy!r}", "known: rows")
     sizes = Sizes(spec, weights, kv_type, threads)
     usable = usable_bytes(budget_bytes)
     slot = round_up(request_bytes(weights.matrices), BLOCK_BYTES) + 2 * BLOCK_BYTES
@@ -124,7 +123,7 @@ def make_plan(
     if all_locked > free - least_ring:
         slots = max(MIN_RING_SLOTS, min(MAX_RING_SLOTS, free // RING_SHARE // slot))
     free -= slots * slot
-    placement = place_rows(weights.matrices, min(free, all_locked))
+    placement = place(policy, weights.matrices, min(free, all_locked))
     parts[Category.RING] = slots * slot
     parts[Category.LOCKED] = placement.locked_bytes
     return Plan(

@@ -1,83 +1,43 @@
-"""Preservation: which rows of which matrices stay locked, and in which reads the rest streams.
+"""Preservation policies: which rows of which matrices stay locked.
 
-Policy `rows` is balanced locking (arXiv 2503.03777) taken to its limit: every stretch of the sweep
-streams the same share of its bytes, so that reading and computing interleave evenly at any budget.
+`rows`, the default, is balanced locking (arXiv 2503.03777) taken to its limit: every stretch of the
+sweep streams the same share of its bytes, so that reading and computing interleave evenly at any
+budget. `tensor` is the paper's flexible tensor preservation (its Algorithm 1), which keeps whole
+matrices; `layer`, `attention-first` and `ffn-first` are the baselines it is measured against.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
+from flexinfer.errors import OptionError
 from flexinfer.models.weights import Matrix
-from flexinfer.planner.placement import GROUP_ROWS, PlacedMatrix, Placement, Request, Segment
-from flexinfer.units import MiB
+from flexinfer.planner.cutting import (
+    cut,
+    find_runs,
+    group_bytes,
+    groups,
+    request_bytes,
+    total_locked_bytes,
+)
+from flexinfer.planner.placement import Placement
 
-MAX_REQUEST_BYTES = 4 * MiB  # reads gain nothing beyond it and lose below 1 MiB
-MIN_REQUEST_BYTES = MiB
-REQUESTS_PER_SWEEP = 64  # a small model is cut finer, so that its ring stays small
-MAX_GAP_BYTES = 64 * 1024  # norms and biases between two matrices that are read along
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Matrices of one layer that lie side by side in the file and stream together, or one large
-    matrix alone.
-    """
-
-    indices: tuple[int, ...]  # into the matrices, in order of use
+HEAD = "output"
+ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
+FFN = ("ffn_gate", "ffn_up", "ffn_down")
 
 
-def group_bytes(matrix: Matrix) -> int:
-    return GROUP_ROWS * matrix.tensor.row_bytes
+def place(policy: str, matrices: Sequence[Matrix], locked_limit_bytes: int) -> Placement:
+    """Lock at most `locked_limit_bytes`, as a policy chooses. OptionError for an unknown one."""
+    if policy not in POLICIES:
+        raise OptionError(f"unknown policy {policy!r}", f"known: {', '.join(POLICIES)}")
+    if total_locked_bytes(matrices) <= locked_limit_bytes:
+        streamed_groups = [0] * len(matrices)
+    else:
+        streamed_groups = POLICIES[policy](matrices, locked_limit_bytes)
+    return cut(matrices, streamed_groups, request_bytes(matrices))
 
 
-def groups(matrix: Matrix) -> int:
-    return -(-matrix.tensor.rows // GROUP_ROWS)
-
-
-def total_locked_bytes(matrices: Sequence[Matrix]) -> int:
-    """Bytes of all matrices in the interleaved form, last groups padded."""
-    return sum(groups(m) * group_bytes(m) for m in matrices)
-
-
-def request_bytes(matrices: Sequence[Matrix]) -> int:
-    """The largest read: what one ring slot must hold, at least one group of every matrix."""
-    total = sum(m.tensor.size_bytes for m in matrices)
-    wanted = min(MAX_REQUEST_BYTES, max(MIN_REQUEST_BYTES, total // REQUESTS_PER_SWEEP))
-    return max(wanted, *(group_bytes(m) for m in matrices))
-
-
-def find_runs(matrices: Sequence[Matrix], limit_bytes: int) -> tuple[Run, ...]:
-    """Join file-adjacent matrices of a layer while they fit one request; in order of first use."""
-    runs: list[Run] = []
-    by_layer: dict[int, list[int]] = {}
-    for index, matrix in enumerate(matrices):
-        by_layer.setdefault(matrix.layer, []).append(index)
-    for indices in by_layer.values():
-        current: list[int] = []
-        start = end = 0
-        for index in sorted(
-            indices, key=lambda i: (matrices[i].tensor.path, matrices[i].tensor.offset_bytes)
-        ):
-            tensor = matrices[index].tensor
-            tensor_end = tensor.offset_bytes + tensor.size_bytes
-            joins = (
-                bool(current)
-                and matrices[current[-1]].tensor.path == tensor.path
-                and tensor.offset_bytes - end <= MAX_GAP_BYTES
-                and tensor_end - start <= limit_bytes
-            )
-            if not joins:
-                if current:
-                    runs.append(Run(tuple(sorted(current))))
-                current, start = [], tensor.offset_bytes
-            current.append(index)
-            end = tensor_end
-        runs.append(Run(tuple(sorted(current))))
-    return tuple(sorted(runs, key=lambda run: run.indices[0]))
-
-
-def place_rows(matrices: Sequence[Matrix], locked_limit_bytes: int) -> Placement:
-    """Policy `rows`: lock at most `locked_limit_bytes`, stream the same share everywhere.
+def _rows(matrices: Sequence[Matrix], locked_limit_bytes: int) -> list[int]:
+    """The same share of its bytes streams everywhere.
 
     Each run owes its bytes times the global fraction; what it owes beyond whole requests is
     carried to the next (error diffusion), so that requests stay large however small the share. A
@@ -102,7 +62,7 @@ def place_rows(matrices: Sequence[Matrix], locked_limit_bytes: int) -> Placement
                 take, streamed_groups[index] = _whole_requests(matrices[index], owed, total, limit)
             owed -= take * total
         _spend_slack(matrices, streamed_groups, excess, limit)
-    return _cut(matrices, streamed_groups, limit)
+    return streamed_groups
 
 
 def _whole_requests(matrix: Matrix, owed: int, total: int, limit: int) -> tuple[int, int]:
@@ -146,49 +106,77 @@ def _spend_slack(
         streamed -= fewer * size
 
 
-def _cut(matrices: Sequence[Matrix], streamed_groups: Sequence[int], limit: int) -> Placement:
-    """Requests of at most `limit` bytes for the last `streamed_groups` of each matrix, in order
-    of use.
+def _tensor(matrices: Sequence[Matrix], locked_limit_bytes: int) -> list[int]:
+    """Algorithm 1: as many kinds of FFN matrices as fit in every layer at once, then attention.
+
+    Attention's kinds follow one at a time; the one that no longer fits everywhere is kept in layers
+    spread evenly over the sweep.
     """
-    whole = {
-        i: run
-        for run in find_runs(matrices, limit)
-        for i in run.indices
-        if all(streamed_groups[j] == groups(matrices[j]) for j in run.indices)
-        and len(run.indices) > 1
-    }
-    requests: list[Request] = []
-    opened: dict[Run, int] = {}
-    placed: list[PlacedMatrix] = []
-    for index, matrix in enumerate(matrices):
-        tensor, count = matrix.tensor, groups(matrix)
-        locked_rows = min(tensor.rows, (count - streamed_groups[index]) * GROUP_ROWS)
-        segments: list[Segment] = []
-        if index in whole:
-            run = whole[index]
-            if run not in opened:
-                tensors = [matrices[i].tensor for i in run.indices]
-                start = min(t.offset_bytes for t in tensors)
-                end = max(t.offset_bytes + t.size_bytes for t in tensors)
-                opened[run] = len(requests)
-                requests.append(Request(tensor.path, start, end - start))
-            request = opened[run]
-            start = tensor.offset_bytes - requests[request].offset_bytes
-            segments.append(Segment(request, start, 0, tensor.rows))
-        elif streamed_groups[index]:
-            pieces = -(-streamed_groups[index] // (limit // group_bytes(matrix)))
-            for piece in range(pieces):
-                first = streamed_groups[index] * piece // pieces
-                last = streamed_groups[index] * (piece + 1) // pieces
-                row = locked_rows + first * GROUP_ROWS
-                rows = min(tensor.rows, locked_rows + last * GROUP_ROWS) - row
-                segments.append(Segment(len(requests), 0, row, rows))
-                requests.append(
-                    Request(
-                        tensor.path,
-                        tensor.offset_bytes + row * tensor.row_bytes,
-                        rows * tensor.row_bytes,
-                    )
-                )
-        placed.append(PlacedMatrix(matrix, locked_rows, tuple(segments)))
-    return Placement(tuple(placed), tuple(requests))
+    keeper = _Keeper(matrices, locked_limit_bytes)
+    for count in (3, 2, 1):
+        if keeper.keep_all(FFN[:count]):
+            break
+    for kind in (*ATTENTION, HEAD):
+        keeper.keep_spread(kind)
+    return keeper.streamed_groups
+
+
+def _layer(matrices: Sequence[Matrix], locked_limit_bytes: int) -> list[int]:
+    """Whole leading layers: nothing streams at first, everything at last (no balance)."""
+    keeper = _Keeper(matrices, locked_limit_bytes)
+    for layer in dict.fromkeys(m.layer for m in matrices):
+        if not keeper.keep([i for i, m in enumerate(matrices) if m.layer == layer]):
+            break
+    return keeper.streamed_groups
+
+
+def _kinds_first(kinds: Sequence[str]) -> "Policy":
+    def policy(matrices: Sequence[Matrix], locked_limit_bytes: int) -> list[int]:
+        keeper = _Keeper(matrices, locked_limit_bytes)
+        for kind in (*kinds, HEAD):
+            keeper.keep_spread(kind)
+        return keeper.streamed_groups
+
+    return policy
+
+
+class _Keeper:
+    """Keeps whole matrices while they fit."""
+
+    def __init__(self, matrices: Sequence[Matrix], limit_bytes: int) -> None:
+        self._matrices = matrices
+        self._left_bytes = limit_bytes
+        self.streamed_groups = [groups(m) for m in matrices]
+
+    def keep(self, indices: Sequence[int]) -> bool:
+        """All of these matrices, or none."""
+        size = sum(groups(self._matrices[i]) * group_bytes(self._matrices[i]) for i in indices)
+        if size > self._left_bytes:
+            return False
+        self._left_bytes -= size
+        for i in indices:
+            self.streamed_groups[i] = 0
+        return True
+
+    def keep_all(self, kinds: Sequence[str]) -> bool:
+        """These kinds of matrices in every layer, or none."""
+        return self.keep([i for i, m in enumerate(self._matrices) if m.role in kinds])
+
+    def keep_spread(self, kind: str) -> None:
+        """One kind of matrix in as many layers as fit, evenly spread."""
+        indices = [
+            i for i, m in enumerate(self._matrices) if m.role == kind and self.streamed_groups[i]
+        ]
+        for count in range(len(indices), 0, -1):
+            if self.keep([indices[k * len(indices) // count] for k in range(count)]):
+                return
+
+
+Policy = Callable[[Sequence[Matrix], int], list[int]]
+POLICIES: dict[str, Policy] = {
+    "rows": _rows,
+    "tensor": _tensor,
+    "layer": _layer,
+    "attention-first": _kinds_first((*ATTENTION, *FFN)),
+    "ffn-first": _kinds_first((*FFN, *ATTENTION)),
+}
