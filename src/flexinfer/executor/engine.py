@@ -105,7 +105,10 @@ class Engine:
             )
         bad = next((t for t in prompt if not 0 <= t < self._vocab_size), None)
         if bad is not None:
-            raise PromptError(f"token id {bad} is not in the vocabulary of {self._vocab_size}")
+            raise PromptError(
+                f"token id {bad} is not in the vocabulary of {self._vocab_size}",
+                "were the ids made with the tokenizer of another model?",
+            )
 
     def _generate(
         self, prompt: list[int], params: SamplingParams, progress: Progress | None
