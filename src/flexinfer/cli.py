@@ -42,9 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         console.clear()
         return EXIT_INTERRUPTED
-    except (
-        BrokenPipeError
-    ):  # the reader has seen enough; nothing more can be written, at exit either
+    except BrokenPipeError:
+        # The reader has seen enough; nothing more can be written, at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
@@ -150,6 +149,17 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--top-p", type=float, metavar="P", help="sample among the likeliest P of 1"
     )
+    parser.add_argument(
+        "--min-p", type=float, metavar="P", help="leave out what is below P of the likeliest"
+    )
+    for name, default, meaning in (
+        ("repetition", 1.0, "divides the logits of all tokens so far; default: 1, none"),
+        ("presence", 0.0, "less for each token of the answer so far; default: 0"),
+        ("frequency", 0.0, "less for each time it stands there; default: 0"),
+    ):
+        parser.add_argument(
+            f"--{name}-penalty", type=float, default=default, metavar="X", help=meaning
+        )
     parser.add_argument("--seed", type=int, metavar="S", help="of the sampling")
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end before TEXT (repeatable)"
@@ -232,7 +242,3 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         "-v", "--verbose", action="store_true", help="say more; tracebacks of faults"
     )
     parser.add_argument("--quiet", action="store_true", help="say nothing but errors")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,12 +10,7 @@ from typing import TextIO
 
 from flexinfer.commands.console import Console
 from flexinfer.commands.figures import count, tokens_rate
-from flexinfer.commands.loading import (
-    announce,
-    load,
-    options,
-    prefill_progress,
-)
+from flexinfer.commands.loading import announce, load, options, prefill_progress
 from flexinfer.commands.models import model_path
 from flexinfer.commands.progress import Progress
 from flexinfer.commands.summary import describe_stats
@@ -70,19 +65,22 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
     """Raises OptionError for values out of range, and for options that greedy sampling ignores."""
-    for name, value in (("--top-k", args.top_k), ("--top-p", args.top_p)):
+    ignored = (("--top-k", args.top_k), ("--top-p", args.top_p), ("--min-p", args.min_p))
+    for name, value in ignored:
         if value is not None and args.temperature == 0:
             raise OptionError(
                 f"{name} cannot take effect at temperature 0, where the likeliest token is taken",
                 "give a --temperature above 0, for example 0.7",
             )
-    if args.seed is not None and args.seed < 0:
-        raise OptionError(f"--seed is {args.seed}; it must be 0 or more")
     return SamplingParams(
         max_tokens=args.max_tokens,
         temperature=args.temperature,
         top_k=args.top_k or 0,
         top_p=1.0 if args.top_p is None else args.top_p,
+        min_p=args.min_p or 0.0,
+        repetition_penalty=args.repetition_penalty,
+        presence_penalty=args.presence_penalty,
+        frequency_penalty=args.frequency_penalty,
         seed=args.seed,
         stop=tuple(args.stop),
     )

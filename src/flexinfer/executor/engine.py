@@ -105,7 +105,10 @@ class Engine:
             )
         bad = next((t for t in prompt if not 0 <= t < self._vocab_size), None)
         if bad is not None:
-            raise PromptError(f"token id {bad} is not in the vocabulary of {self._vocab_size}")
+            raise PromptError(
+                f"token id {bad} is not in the vocabulary of {self._vocab_size}",
+                "were the ids made with the tokenizer of another model?",
+            )
 
     def _generate(
         self, prompt: list[int], params: SamplingParams, progress: Progress | None
@@ -117,7 +120,7 @@ class Engine:
         if limit <= 0:
             yield Chunk(None, "", "length")
             return
-        sampler = Sampler(params, self._sampled_vocabulary())
+        sampler = Sampler(params, self._sampled_vocabulary(), prompt)
         text = StopMatcher(self._tokenizer, params.stop)
         ends = self._ends(params)
         logits = self._prefill(prompt, progress)

@@ -1,5 +1,7 @@
-"""From logits to a token: greedy, or temperature with top-k and top-p, reproducible by seed."""
+"""From logits to a token: penalties, then greedy, or temperature with top-k, top-p and min-p."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,14 +12,21 @@ from flexinfer.ops.base import Array
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to continue a prompt. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep every
-    token.
+    """How to continue a prompt. `temperature` 0 is greedy, whatever the next three are; 0, 1
+    and 0 keep every token there. `repetition_penalty` (arXiv 1909.05858) divides the positive and
+    multiplies the negative logits of every token of the prompt and the answer; `presence_penalty`
+    is subtracted for each token of the answer, `frequency_penalty` for each time it stands there,
+    as OpenAI defines them. Raises OptionError for values out of range.
     """
 
     max_tokens: int = 512
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0  # least probability, as a part of the likeliest token's
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
@@ -29,25 +38,68 @@ class SamplingParams:
             ("temperature", self.temperature, 0 <= self.temperature < np.inf, "0 or more"),
             ("top_k", self.top_k, self.top_k >= 0, "0 (all) or more"),
             ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0, at most 1"),
+            ("min_p", self.min_p, 0 <= self.min_p <= 1, "0 to 1"),
+            (
+                "repetition_penalty",
+                self.repetition_penalty,
+                0 < self.repetition_penalty < np.inf,
+                "above 0",
+            ),
+            ("presence_penalty", self.presence_penalty, abs(self.presence_penalty) <= 2, "-2 to 2"),
+            (
+                "frequency_penalty",
+                self.frequency_penalty,
+                abs(self.frequency_penalty) <= 2,
+                "-2 to 2",
+            ),
+            ("seed", self.seed, self.seed is None or self.seed >= 0, "0 or more"),
+            ("stop", self.stop, not isinstance(self.stop, str), "a tuple of texts"),
         )
         for name, value, good, wanted in checks:
             if not good:
-                raise OptionError(f"{name} is {value}; it must be {wanted}")
+                raise OptionError(f"{name} is {value!r}; it must be {wanted}", "see SamplingParams")
         if any(not text for text in self.stop):
-            raise OptionError("an empty stop string would end every text at once")
+            raise OptionError("an empty stop string would end every text at once", "leave it out")
 
 
 class Sampler:
-    """Samples for one request; `vocab_size` bounds what may be chosen (padding ids are never)."""
+    """Samples for one request, whose prompt and choices so far the penalties are for.
 
-    def __init__(self, params: SamplingParams, vocab_size: int) -> None:
+    `vocab_size` bounds what may be chosen (padding ids are never).
+    """
+
+    def __init__(self, params: SamplingParams, vocab_size: int, prompt: Sequence[int] = ()) -> None:
         self._params = params
         self._vocab_size = vocab_size
         self._random = np.random.default_rng(params.seed)
+        self._repeated = dict.fromkeys(token for token in prompt if token < vocab_size)
+        self._counts: Counter[int] = Counter()
 
     def sample(self, logits: Array) -> int:
-        """A token id from float32 logits [vocabulary]."""
-        logits = logits[: self._vocab_size]
+        """A token id from float32 logits [vocabulary]: penalties, top-k, temperature, top-p, min-p.
+
+        The choice counts for the next call's penalties.
+        """
+        token = self._choose(self._penalised(logits[: self._vocab_size]))
+        self._repeated[token] = None
+        self._counts[token] += 1
+        return token
+
+    def _penalised(self, logits: Array) -> Array:
+        params = self._params
+        if params.repetition_penalty != 1 and self._repeated:
+            logits = logits.copy()
+            ids = np.fromiter(self._repeated, np.int64)
+            values, factor = logits[ids], np.float32(params.repetition_penalty)
+            logits[ids] = np.where(values > 0, values / factor, values * factor)
+        if (params.presence_penalty or params.frequency_penalty) and self._counts:
+            logits = logits.copy()
+            ids = np.fromiter(self._counts.keys(), np.int64)
+            counts = np.fromiter(self._counts.values(), np.float32)
+            logits[ids] -= params.presence_penalty + params.frequency_penalty * counts
+        return logits
+
+    def _choose(self, logits: Array) -> int:
         params = self._params
         if params.temperature == 0 or params.top_k == 1:
             return int(np.argmax(logits))
@@ -62,6 +114,10 @@ class Sampler:
             order = np.argsort(-weights, kind="stable")
             before = np.cumsum(weights[order]) - weights[order]
             kept = order[before < params.top_p]  # the most probable always stays
+            weights = weights[kept] / weights[kept].sum()
+            ids = kept if ids is None else ids[kept]
+        if params.min_p > 0:
+            kept = np.flatnonzero(weights >= params.min_p * weights.max())
             weights = weights[kept] / weights[kept].sum()
             ids = kept if ids is None else ids[kept]
         choice = int(np.searchsorted(np.cumsum(weights), self._random.random(), side="right"))

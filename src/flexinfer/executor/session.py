@@ -20,12 +20,12 @@ from flexinfer.models.decoder import Decoder
 from flexinfer.ops.base import Array, BoundMatrix, BoundSegment
 from flexinfer.ops.cpu import Cache, CpuOps
 from flexinfer.ops.embedding import EmbeddingRows
-from flexinfer.planner.placement import GROUP_ROWS, Placement
+from flexinfer.planner.placement import BLOCK_BYTES, GROUP_ROWS, Placement
 from flexinfer.planner.planner import Plan
 from flexinfer.planner.sizes import PAGE_TOKENS, Sizes, aligned
 from flexinfer.streaming.locking import lock_weights, read_vector
 from flexinfer.streaming.prefetcher import Prefetcher, SerialStream, Stream
-from flexinfer.streaming.reader import BLOCK_BYTES, Reader
+from flexinfer.streaming.reader import Reader
 from flexinfer.streaming.ring import Ring
 
 IO_THREADS = 2
@@ -64,7 +64,7 @@ class Session:
 
     def _build(self, model: Model, context: _kernels.Context, progress: Progress | None) -> None:
         plan, spec = self.plan, model.spec
-        sizes = Sizes(spec, model.weights, plan.kv_type, context.threads)
+        sizes = Sizes(spec, model.weights, plan.kv_type)
         for category in (Category.INTERPRETER, Category.TOKENIZER):
             self.ledger.charge(category, plan.parts[category])
         self._arena = arena = Arena(plan.arena_bytes)
@@ -83,6 +83,7 @@ class Session:
         self.ledger.charge(Category.LOCKED, plan.placement.locked_bytes)
         addresses = lock_weights(plan.placement, self._readers, arena, ring, interleave, locking)
         vectors = self._vectors(model)
+        model.checkpoint.check()  # all that was read is of the file that was planned for
         cache = self._cache(sizes)
         workspace = self._workspace(sizes)
         if plan.placement.requests:
