@@ -191,7 +191,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     ),
     "one of several": (
         build.gguf([build.entry("split.count", 2, pack("<H", 3))]),
-        "one of 3 shards",
+        "of 3 (split.count)",
     ),
     "tensor name not utf-8": (
         build.gguf([], [build.tensor(b"\xff", [1])]),

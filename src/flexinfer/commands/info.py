@@ -49,7 +49,7 @@ def describe(
         types[tensor.block_type.name] += tensor.size_bytes
     facts: dict[str, Any] = {
         "path": str(checkpoint.path),
-        "file_bytes": checkpoint.path.stat().st_size,
+        "file_bytes": sum(p.stat().st_size for p in {t.path for t in checkpoint.tensors.values()}),
         "name": metadata.get("general.name"),
         "architecture": metadata.get("general.architecture"),
         "parameters": sum(prod(tensor.shape) for tensor in tensors),

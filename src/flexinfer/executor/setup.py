@@ -71,7 +71,8 @@ def plan_run(
     context = kernel_context(options.threads or cpus_available())
     workload = _workload(model, options, budget, prompt_tokens, new_tokens)
     types = dict.fromkeys(m.tensor.block_type for m in model.weights.matrices)
-    hardware = probe(model.path, types, context, usable_bytes(budget) - resident_bytes())
+    largest = max((m.tensor for m in model.weights.matrices), key=lambda t: t.size_bytes)
+    hardware = probe(largest.path, types, context, usable_bytes(budget) - resident_bytes())
     peak = peak_resident_bytes()
     plan = make_plan(
         model.spec,

@@ -126,11 +126,6 @@ def _read_values(reader: HeaderReader, count: int) -> dict[str, Any]:
             raise reader.fail(
                 f"general.alignment is {value}, not a positive multiple of {_ALIGNMENT_UNIT}"
             )
-        if key == "split.count" and isinstance(value, int) and value > 1:
-            raise UnsupportedError(
-                f"{reader.path}: the file is one of {value} shards of a split model (split.count)",
-                "merge the shards with `llama-gguf-split --merge`",
-            )
     return values
 
 

@@ -6,10 +6,14 @@ from pathlib import Path
 from flexinfer.errors import FormatError
 from flexinfer.formats.checkpoint import Checkpoint
 from flexinfer.formats.gguf import open_gguf
+from flexinfer.formats.gguf_shards import is_shard, open_shards
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Reads the headers of a model. Raises FormatError, UnsupportedError or ReadError."""
+    """Reads the headers of a model, given by any of its files.
+
+    Raises FormatError, UnsupportedError or ReadError.
+    """
     path = Path(path)
     try:
         mode = path.stat().st_mode
@@ -22,7 +26,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     if not stat.S_ISREG(mode):
         raise FormatError(f"{path}: is not a regular file", "give the path of a .gguf file")
     try:
-        return open_gguf(path)
+        checkpoint = open_gguf(path)
+        return open_shards(checkpoint) if is_shard(checkpoint) else checkpoint
     except OSError as error:
         raise _unreadable(path, error) from error
 
