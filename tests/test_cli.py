@@ -71,6 +71,7 @@ def uncomputable(tmp_path: Path) -> Path:
         (["run", "demo", "hi", "--raw", "--system", "be brief"], "--system"),
         (["run", "demo", "hi", "--quiet", "-v"], "--quiet"),
         (["bench", "demo", "--repeat", "0"], "--repeat is 0"),
+        (["run", "demo", "hi", "--vram", "6GiB"], "--vram"),  # nothing to offload to yet
         (["info", "no such file.gguf"], "no such file.gguf"),
     ],
 )

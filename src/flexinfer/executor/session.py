@@ -94,7 +94,7 @@ class Session:
                 self._stream = SerialStream(requests, readers, ring)
         ops = CpuOps(context, spec, self._embedding, cache, self._stream)
         decoder = Decoder(spec, bind_matrices(plan.placement, addresses), vectors)
-        self.executor = Executor(decoder, ops, context, workspace)
+        self.executor = Executor(decoder, ops, workspace)
         self.pool = PagePool(cache.pages)
         self.engine = Engine(
             self.executor,

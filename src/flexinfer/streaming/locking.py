@@ -42,6 +42,8 @@ def lock_weights(
     loads = tuple(_loads(placement, ring.slot_bytes - 2 * BLOCK_BYTES))
     total = sum(part.size_bytes for load in loads for part in load.parts)
     done = 0
+    if loads:
+        progress(done, total)  # before the first read, which may take its time
     with closing(Prefetcher([load.request for load in loads], readers, ring, wrap=False)) as stream:
         for index, load in enumerate(loads):
             source = stream.take(index)
