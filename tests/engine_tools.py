@@ -65,12 +65,13 @@ def sweep_logits(llm: LLM, tokens: Sequence[int], cuts: Sequence[int]) -> np.nda
     """Logits after each of the sweeps that `cuts` (the ends of the chunks) divide the tokens
     into.
     """
-    sequence = CachedSequence(llm.session.pool, len(tokens))
-    sequence.reserve(len(tokens))
+    sequence = CachedSequence(llm.session.pools, len(tokens))
     rows, start = [], 0
     for end in cuts:
-        span = Span(0, end - start, start, sequence.table)
+        sequence.reserve(end)
+        span = Span(0, end - start, start, sequence.tables)
         rows.append(llm.session.executor.sweep(tokens[start:end], (span,)).copy())
+        sequence.tokens += tokens[start:end]
         start = end
     sequence.truncate(0)
     return np.stack(rows)

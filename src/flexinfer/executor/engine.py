@@ -57,13 +57,13 @@ class Engine:
         tokenizer: Tokenizer | None,
         vocab_size: int,
         context_tokens: int,
-        pool: PagePool,
+        pools: Sequence[PagePool],
     ) -> None:
         self._executor = executor
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._context_tokens = context_tokens
-        self._sequence = CachedSequence(pool, context_tokens)
+        self._sequence = CachedSequence(pools, context_tokens)
         self.timing = Timing(0)
 
     def generate(
@@ -90,7 +90,7 @@ class Engine:
         sequence = self._sequence
         sequence.truncate(0)
         sequence.reserve(len(tokens))
-        span = Span(0, len(tokens), 0, sequence.table)
+        span = Span(0, len(tokens), 0, sequence.tables)
         return self._executor.score(tokens, (span,), first)
 
     def _check(self, prompt: Sequence[int]) -> None:
@@ -159,7 +159,7 @@ class Engine:
             if cached != token:
                 break
             same += 1
-        sequence.truncate(same)
+        same = sequence.truncate(same)
         step, layers = self._executor.sweep_tokens, self._executor.layers
         total = (len(prompt) - same) * layers
         logits: Array | None = None
@@ -183,7 +183,7 @@ class Engine:
         sequence = self._sequence
         start = len(sequence.tokens)
         sequence.reserve(start + len(tokens))
-        span = Span(0, len(tokens), start, sequence.table)
+        span = Span(0, len(tokens), start, sequence.tables)
         logits = self._executor.sweep(tokens, (span,), logits=last, on_layer=on_layer)
         sequence.tokens += tokens
         return logits

@@ -22,7 +22,7 @@ from flexinfer.ops.cpu import Cache, CpuOps
 from flexinfer.ops.embedding import EmbeddingRows
 from flexinfer.planner.placement import BLOCK_BYTES, GROUP_ROWS, Placement
 from flexinfer.planner.planner import Plan
-from flexinfer.planner.sizes import PAGE_TOKENS, Sizes, aligned
+from flexinfer.planner.sizes import Sizes, aligned
 from flexinfer.streaming.locking import lock_weights, read_vector
 from flexinfer.streaming.prefetcher import Prefetcher, SerialStream, Stream
 from flexinfer.streaming.reader import Reader
@@ -95,13 +95,14 @@ class Session:
         ops = CpuOps(context, spec, self._embedding, cache, self._stream)
         decoder = Decoder(spec, bind_matrices(plan.placement, addresses), vectors)
         self.executor = Executor(decoder, ops, workspace)
-        self.pool = PagePool(cache.pages)
+        tokens = (plan.workload.context_tokens, plan.sweep_tokens)
+        self.pools = tuple(PagePool(sizes.kv_pages(w, *tokens), w) for w in sizes.windows)
         self.engine = Engine(
             self.executor,
             model.tokenizer,
             spec.vocab_size,
             plan.workload.context_tokens,
-            self.pool,
+            self.pools,
         )
         self.pinned = arena.pin()
 
@@ -119,10 +120,13 @@ class Session:
         return vectors
 
     def _cache(self, sizes: Sizes) -> Cache:
-        context_tokens = self.plan.workload.context_tokens
-        region = self._charge(Category.KV_CACHE, sizes.kv_bytes(context_tokens))
-        pages = -(-context_tokens // PAGE_TOKENS)
-        return Cache(region.address, sizes.kv_page_bytes(), pages, sizes.kv_value_bytes)
+        tokens = (self.plan.workload.context_tokens, self.plan.sweep_tokens)
+        region = self._charge(Category.KV_CACHE, sizes.kv_bytes(*tokens))
+        page_bytes, address, layers = sizes.kv_page_bytes(), region.address, []
+        for layer in sizes.spec.layers:
+            layers.append(address)
+            address += page_bytes * sizes.kv_pages(layer.window_tokens, *tokens)
+        return Cache(tuple(layers), sizes.kinds, page_bytes, sizes.kv_value_bytes)
 
     def _workspace(self, sizes: Sizes) -> Workspace:
         tokens = self.plan.sweep_tokens

@@ -68,7 +68,7 @@ class Span:
     first: int
     count: int
     start: int
-    table: Array  # int32 page numbers, one per 64 positions
+    tables: tuple[Array, ...]  # for each kind of layers, int32 page numbers, one per 64 positions
 
 
 class Ops(Protocol):

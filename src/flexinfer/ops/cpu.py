@@ -23,13 +23,10 @@ Array = np.ndarray[Any, Any]
 class Cache:
     """The KV cache's memory: pages of 64 positions, those of a layer side by side."""
 
-    address: int
+    layers: tuple[int, ...]  # address of each layer's first page
+    kinds: tuple[int, ...]  # which of a span's tables each layer goes by
     page_bytes: int
-    pages: int
     value_bytes: int
-
-    def layer(self, layer: int) -> int:
-        return self.address + layer * self.pages * self.page_bytes
 
 
 class CpuOps:
@@ -164,7 +161,7 @@ class CpuOps:
         window_tokens: int | None,
     ) -> None:
         spec, cache = self._spec, self._cache
-        pages = cache.layer(layer)
+        pages, kind = cache.layers[layer], cache.kinds[layer]
         for span in spans:
             rows = slice(span.first, span.first + span.count)
             _kernels.kv_append(
@@ -173,7 +170,7 @@ class CpuOps:
                 v[rows],
                 pages,
                 cache.page_bytes,
-                span.table,
+                span.tables[kind],
                 span.start,
                 spec.kv_heads,
                 spec.head_dim,
@@ -185,7 +182,7 @@ class CpuOps:
                 out[rows],
                 pages,
                 cache.page_bytes,
-                span.table,
+                span.tables[kind],
                 span.start,
                 spec.heads,
                 spec.kv_heads,

@@ -2,6 +2,7 @@
 that will be.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -107,14 +108,19 @@ def make_plan(
     def fixed(sweep_tokens: int) -> dict[Category, int]:
         return {**base_bytes, **sizes.parts(workload.context_tokens, sweep_tokens)}
 
+    def room(sweep_tokens: int) -> int:
+        return usable - least_ring - sum(fixed(sweep_tokens).values())
+
     wanted = min(max(workload.prompt_tokens, 1), MAX_SWEEP_TOKENS)
     least = min(wanted, MIN_SWEEP_TOKENS)
-    room = usable - sum(fixed(0).values()) - least_ring
-    if room < sizes.activation_bytes(least) or budget_bytes < peak_bytes:
+    if room(least) < 0 or budget_bytes < peak_bytes:
         _refuse(budget_bytes, fixed(least), least_ring, peak_bytes)
     sweep_tokens = wanted
-    if sizes.activation_bytes(wanted) + all_locked > room:  # it competes with weights: at most half
-        sweep_tokens = min(wanted, max(least, room // 2 // sizes.activation_bytes(1)))
+    if room(wanted) < all_locked:  # a sweep's memory competes with weights: at most half is its own
+        tokens = range(least, wanted + 1)
+        sweep_tokens = tokens[
+            max(0, bisect_right(tokens, -(room(0) // 2), key=lambda n: -room(n)) - 1)
+        ]
     parts = fixed(sweep_tokens)
     free = usable - sum(parts.values())
     slots = MIN_RING_SLOTS

@@ -74,9 +74,29 @@ class Sizes:
         """One layer's keys and values of PAGE_TOKENS positions."""
         return _kernels.kv_page_bytes(self.spec.kv_heads, self.spec.head_dim, self.kv_value_bytes)
 
-    def kv_bytes(self, context_tokens: int) -> int:
-        """The whole pages, in every layer, of a context."""
-        return len(self.spec.layers) * -(-context_tokens // PAGE_TOKENS) * self.kv_page_bytes()
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The kinds of layers by what they see, each with page tables of its own."""
+        return tuple(dict.fromkeys(layer.window_tokens for layer in self.spec.layers))
+
+    @property
+    def kinds(self) -> tuple[int, ...]:
+        """Of each layer, which of the windows is its own."""
+        return tuple(self.windows.index(layer.window_tokens) for layer in self.spec.layers)
+
+    def kv_pages(self, window_tokens: int | None, context_tokens: int, sweep_tokens: int) -> int:
+        """Pages of one layer: the whole context, or what a sweep of a window's layer can touch."""
+        pages = -(-context_tokens // PAGE_TOKENS)
+        if window_tokens is None:
+            return pages
+        return min(pages, -(-(window_tokens + sweep_tokens) // PAGE_TOKENS) + 1)
+
+    def kv_bytes(self, context_tokens: int, sweep_tokens: int) -> int:
+        """The whole pages of all layers."""
+        return self.kv_page_bytes() * sum(
+            self.kv_pages(layer.window_tokens, context_tokens, sweep_tokens)
+            for layer in self.spec.layers
+        )
 
     def vector_bytes(self) -> int:
         return sum(aligned(4 * v.columns) for v in self.weights.vectors.values())
@@ -88,7 +108,7 @@ class Sizes:
         """Bytes by category, but for the weight matrices and what the process holds anyhow."""
         return {
             Category.VECTORS: self.vector_bytes(),
-            Category.KV_CACHE: self.kv_bytes(context_tokens),
+            Category.KV_CACHE: self.kv_bytes(context_tokens, sweep_tokens),
             Category.ACTIVATIONS: self.activation_bytes(sweep_tokens),
             Category.LOGITS: self.logits_bytes(),
         }
