@@ -67,6 +67,13 @@ def test_only_what_may_come_comes(
     assert logits[token] >= least - 1e-5 * temperature
 
 
+@pytest.mark.parametrize(("top_p", "kept"), [(0.39, 1), (0.41, 2), (0.69, 2), (0.71, 3), (0.91, 4)])
+def test_the_fewest_tokens_that_make_up_p_are_kept(top_p: float, kept: int) -> None:
+    logits = np.log(np.array([0.2, 0.4, 0.1, 0.3], np.float32))
+    sampler = Sampler(SamplingParams(temperature=1.0, top_p=top_p, seed=3), 4)
+    assert {sampler.sample(logits) for _ in range(500)} == set([1, 3, 0, 2][:kept])
+
+
 def test_padding_of_the_vocabulary_is_never_chosen() -> None:
     logits = np.array([0, 1, 2, 90, 99], np.float32)
     for params in (
