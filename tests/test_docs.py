@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "src" / "flexinfer"
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 README = (ROOT / "README.md").read_text()
-COMMANDS = ("run", "plan", "bench", "perplexity", "info")
+COMMANDS = ("run", "plan", "bench", "perplexity", "info", "doctor")
 TEXTS = {".py", ".pyi", ".md", ".toml", ".txt", ".cpp", ".h", ".json", "", ".gitignore"}
 BUILT = {"build", "models", "dist", "__pycache__"}
 # Folders in which only the author's machine has what a text would name.
@@ -72,7 +72,7 @@ def help_text(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_readme_names_every_command_and_no_other(capsys: pytest.CaptureFixture[str]) -> None:
     general = help_text(capsys=capsys)
     offered = re.findall(r"^    (\w+)\b", general, re.MULTILINE)
-    assert set(re.findall(r"flexinfer (\w+) MODEL", README)) == set(offered)
+    assert set(re.findall(r"flexinfer (\w+) \[?MODEL", README)) == set(offered)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import logging
 import os
 import sys
 import traceback
@@ -15,6 +16,9 @@ from flexinfer.units import parse_bytes
 
 EXIT_OURS, EXIT_USERS, EXIT_INTERRUPTED = 1, 2, 130
 MAX_TOKENS = 512
+
+# The commands say on the console what the library says to those who use it.
+logging.getLogger("flexinfer").addHandler(logging.NullHandler())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,6 +72,8 @@ def _dispatch(args: argparse.Namespace, console: Console) -> int:
             from flexinfer.commands.bench import bench as command
         case "perplexity":
             from flexinfer.commands.perplexity import perplexity as command
+        case "doctor":
+            from flexinfer.commands.doctor import doctor as command
         case _:
             from flexinfer.commands.info import info as command
     return command(args, console)
@@ -105,14 +111,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"flexinfer {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
 
-    def add(name: str, summary: str) -> argparse.ArgumentParser:
+    def add(name: str, summary: str, *, optional: bool = False) -> argparse.ArgumentParser:
         command: argparse.ArgumentParser = commands.add_parser(
             name,
             help=summary,
             description=f"{summary[0].upper()}{summary[1:]}.",
             allow_abbrev=False,
         )
-        command.add_argument("model", metavar="MODEL", help="a GGUF file, or `demo`")
+        command.add_argument(
+            "model",
+            metavar="MODEL",
+            nargs="?" if optional else None,
+            help="a GGUF file, or `demo`" + (", to look at its place too" if optional else ""),
+        )
         return command
 
     _add_run(add("run", "continue a prompt, or chat when there is none"))
@@ -123,6 +134,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     info = add("info", "show what a model file holds, and whether it can be run")
     _add_common(info)
+    doctor = add("doctor", "show what this machine gives and what stands in the way", optional=True)
+    _add_common(doctor)
     return parser
 
 

@@ -5,7 +5,7 @@ import time
 from typing import TextIO
 
 REFRESH_S = 0.1  # of the status line
-_BOLD, _DIM, _RED, _CYAN = "1", "2", "1;31", "36"
+BOLD, DIM, RED, CYAN, GREEN, YELLOW = "1", "2", "1;31", "36", "32", "33"
 
 
 class Console:
@@ -26,16 +26,16 @@ class Console:
 
     def aside(self, text: str) -> None:
         """A note that matters less than what stands around it."""
-        self.say(self._painted(_DIM, text))
+        self.say(self.painted(DIM, text))
 
     def warn(self, text: str) -> None:
-        self.say(f"{self._painted(_BOLD, 'warning:')} {text}")
+        self.say(f"{self.painted(BOLD, 'warning:')} {text}")
 
     def error(self, message: str, hint: str | None) -> None:
         """The two-line form of every error; also when quiet."""
-        self._write(f"{self._painted(_RED, 'error:')} {message}")
+        self._write(f"{self.painted(RED, 'error:')} {message}")
         if hint:
-            self._write(f"{self._painted(_CYAN, 'hint:')} {hint}")
+            self._write(f"{self.painted(CYAN, 'hint:')} {hint}")
 
     def status(self, text: str) -> None:
         """Show `text` in place of the former status; on a terminal only, and not too often."""
@@ -44,7 +44,7 @@ class Console:
             return
         self._shown_at, self._status = now, True
         columns = os.get_terminal_size(self._stream.fileno()).columns or 80
-        self._stream.write(f"\r\x1b[K{self._painted(_DIM, text[: columns - 1])}")
+        self._stream.write(f"\r\x1b[K{self.painted(DIM, text[: columns - 1])}")
         self._stream.flush()
 
     def clear(self) -> None:
@@ -59,7 +59,8 @@ class Console:
         self._stream.write(f"{text}\n")
         self._stream.flush()
 
-    def _painted(self, code: str, text: str) -> str:
+    def painted(self, code: str, text: str) -> str:
+        """`text` in a colour, where there are colours."""
         return f"\x1b[{code}m{text}\x1b[0m" if self._colours else text
 
 

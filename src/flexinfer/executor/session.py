@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from flexinfer import _kernels
+from flexinfer.errors import OptionError
 from flexinfer.executor.engine import Engine
 from flexinfer.executor.executor import Executor
 from flexinfer.executor.kv_cache import PagePool
@@ -34,8 +35,18 @@ Progress = Callable[[str, int, int], None]  # phase, done, of how many
 
 
 def kernel_context(threads: int) -> _kernels.Context:
-    """The kernels on `threads` threads, in the best instruction set, or at most FLEXINFER_ISA."""
-    return _kernels.Context(threads, os.environ.get("FLEXINFER_ISA") or None)
+    """The kernels on `threads` threads, in the best instruction set or that of FLEXINFER_ISA.
+
+    Raises OptionError for one that is not available here.
+    """
+    isa = os.environ.get("FLEXINFER_ISA") or None
+    available = _kernels.available_isas()
+    if isa is not None and isa not in available:
+        raise OptionError(
+            f"FLEXINFER_ISA is {isa!r}; available here: {', '.join(available)}",
+            "unset FLEXINFER_ISA, or set it to one of these",
+        )
+    return _kernels.Context(threads, isa)
 
 
 class Session:

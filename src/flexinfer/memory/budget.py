@@ -30,28 +30,30 @@ def available_memory(
     Swap is not memory here.
     """
     proc = Path(proc_root)
-    status = _table(proc / "self/status")
+    status = size_table(proc / "self/status")
     own = status.get("RssAnon", 0) + status.get("RssShmem", 0)
-    host = _table(proc / "meminfo")
+    host = size_table(proc / "meminfo")
     found = [Availability(min(host["MemAvailable"] + own, host["MemTotal"]), "host memory")]
     for level in levels("memory", proc, Path(cgroup_root)):
-        limit = _limit_bytes(level)
-        if limit is not None:
+        if limited := memory_limit(level):
+            limit, _ = limited
             free = limit - _unreclaimable_bytes(level) + own
             found.append(Availability(max(0, min(free, limit)), f"control group {level.folder}"))
     return min(found, key=lambda a: a.bytes)
 
 
-def _limit_bytes(level: Level) -> int | None:
-    candidates: list[int | None]
+def memory_limit(level: Level) -> tuple[int, str] | None:
+    """The most memory that a group may hold, and the file that says so; None without a limit."""
     if level.version == 2:
-        candidates = [level.number("memory.max"), level.number("memory.high")]
+        candidates = [(level.number(name), name) for name in ("memory.max", "memory.high")]
     else:
+        name = "memory.limit_in_bytes"
         # The second one knows of levels above the highest that is visible, too.
         above = level.table("memory.stat").get("hierarchical_memory_limit")
-        candidates = [level.number("memory.limit_in_bytes"), above]
-    limits = [c for c in candidates if c is not None and c < _NO_LIMIT_BYTES]
-    return min(limits, default=None)
+        candidates = [(level.number(name), name), (above, name)]
+    return min(
+        ((c, n) for c, n in candidates if c is not None and c < _NO_LIMIT_BYTES), default=None
+    )
 
 
 def _unreclaimable_bytes(level: Level) -> int:
@@ -96,7 +98,7 @@ def check_budget(ram: int, available: Availability, force: bool = False) -> None
 
 def resident_bytes() -> int:
     """Memory of this process that is resident now."""
-    return _table(PROC / "self/status")["VmRSS"]
+    return size_table(PROC / "self/status")["VmRSS"]
 
 
 def peak_resident_bytes() -> int:
@@ -104,17 +106,18 @@ def peak_resident_bytes() -> int:
 
     The kernel's VmHWM; `ru_maxrss` would be that of the parent where the parent was larger.
     """
-    return _table(PROC / "self/status")["VmHWM"]
+    return size_table(PROC / "self/status")["VmHWM"]
 
 
 def cpus_available(proc_root: str | Path = PROC, cgroup_root: str | Path = CGROUPS) -> int:
     """Processors that we may keep busy: by affinity and the quota of every control group."""
     cpus = len(os.sched_getaffinity(0))
-    quotas = (_cpu_quota(level) for level in levels("cpu", Path(proc_root), Path(cgroup_root)))
+    quotas = (cpu_quota(level) for level in levels("cpu", Path(proc_root), Path(cgroup_root)))
     return max(1, int(min([cpus, *(q for q in quotas if q is not None)])))
 
 
-def _cpu_quota(level: Level) -> float | None:
+def cpu_quota(level: Level) -> float | None:
+    """The processors' worth of time that a group may take; None without a quota."""
     if level.version == 2:
         quota, _, period = (level.text("cpu.max") or "max").partition(" ")
         return None if quota == "max" else int(quota) / int(period)
@@ -122,7 +125,7 @@ def _cpu_quota(level: Level) -> float | None:
     return quota_us / period_us if quota_us and period_us and quota_us > 0 else None
 
 
-def _table(path: Path) -> dict[str, int]:
+def size_table(path: Path) -> dict[str, int]:
     """A file of lines "Key:   1234 kB", in bytes; other lines are left out."""
     return dict(_entries(path.read_text().splitlines()))
 

@@ -68,7 +68,7 @@ def _mounts(controller: str, proc: Path, cgroups: Path) -> Iterator[tuple[str, P
     """(root, mount point, version) of each mounted hierarchy that can have `controller`."""
     for line in (proc / "self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
-        root, point = (_unescape(field) for field in before.split(" ")[3:5])
+        root, point = (unescape(field) for field in before.split(" ")[3:5])
         kind, _, options = after.split(" ", 2)
         if kind == "cgroup2" or (kind == "cgroup" and controller in options.split(",")):
             if Path(point).is_relative_to(CGROUPS):
@@ -78,6 +78,6 @@ def _mounts(controller: str, proc: Path, cgroups: Path) -> Iterator[tuple[str, P
             yield root, folder, 2 if kind == "cgroup2" else 1
 
 
-def _unescape(field: str) -> str:
+def unescape(field: str) -> str:
     """A path of mountinfo: space, tab, newline and backslash are written in octal."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
