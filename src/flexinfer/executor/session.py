@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from flexinfer import _kernels
-from flexinfer.executor.engine import Engine
+from flexinfer.executor.engine import Engine, closed
 from flexinfer.executor.executor import Executor
 from flexinfer.executor.kv_cache import PagePool
 from flexinfer.executor.model import Model
@@ -54,6 +54,7 @@ class Session:
         self._readers: dict[Path, Reader] = {}
         self._stream: Stream | None = None
         self._arena: Arena | None = None
+        self._engine: Engine | None = None
         self._embedding = EmbeddingRows(model.weights.embedding)
         try:
             self._build(model, context, progress)
@@ -96,7 +97,7 @@ class Session:
         decoder = Decoder(spec, bind_matrices(plan.placement, addresses), vectors)
         self.executor = Executor(decoder, ops, workspace)
         self.pool = PagePool(cache.pages)
-        self.engine = Engine(
+        self._engine = Engine(
             self.executor,
             model.tokenizer,
             spec.vocab_size,
@@ -131,6 +132,14 @@ class Session:
         return Workspace.carve(sizes, tokens, activations, logits)
 
     @property
+    def engine(self) -> Engine:
+        """Raises FlexInferError once closed, and in a fork of the process."""
+        if self._engine is None:
+            raise closed()
+        self._engine.check_process()
+        return self._engine
+
+    @property
     def disk_read_bytes(self) -> int:
         """Read from the model since it was opened, headers and vectors apart."""
         readers = sum(reader.read_bytes for reader in self._readers.values())
@@ -151,14 +160,19 @@ class Session:
         return self._stream.stats.stall_s if self._stream else 0.0
 
     def close(self) -> None:
-        """Stop reading and give the memory back; twice does no harm."""
+        """Stop reading and give the memory back; twice does no harm.
+
+        Requests under way end with an error at their next token, which this waits for.
+        """
+        if self._engine is not None:
+            self._engine.close()
         if self._stream is not None:
             self._stream.close()
         for reader in self._readers.values():
             reader.close()
         self._embedding.close()
-        for name in ("engine", "executor"):  # with them go the arrays that lie in the arena
-            self.__dict__.pop(name, None)
+        self._engine = None  # with these two go the arrays that lie in the arena
+        self.__dict__.pop("executor", None)
         if self._arena is not None:
             with suppress(BufferError):  # a traceback may hold an array; it is freed with that then
                 self._arena.close()
