@@ -10,7 +10,7 @@ import numpy as np
 
 from flexinfer import _kernels
 from flexinfer.errors import OptionError
-from flexinfer.executor.engine import Engine
+from flexinfer.executor.engine import Engine, closed
 from flexinfer.executor.executor import Executor
 from flexinfer.executor.kv_cache import PagePool
 from flexinfer.executor.model import Model
@@ -65,6 +65,7 @@ class Session:
         self._readers: dict[Path, Reader] = {}
         self._stream: Stream | None = None
         self._arena: Arena | None = None
+        self._engine: Engine | None = None
         self._embedding = EmbeddingRows(model.weights.embedding)
         try:
             self._build(model, context, progress)
@@ -108,7 +109,7 @@ class Session:
         self.executor = Executor(decoder, ops, workspace)
         tokens = (plan.workload.context_tokens, plan.sweep_tokens)
         self.pools = tuple(PagePool(sizes.kv_pages(w, *tokens), w) for w in sizes.windows)
-        self.engine = Engine(
+        self._engine = Engine(
             self.executor,
             model.tokenizer,
             spec.vocab_size,
@@ -146,6 +147,14 @@ class Session:
         return Workspace.carve(sizes, tokens, activations, logits)
 
     @property
+    def engine(self) -> Engine:
+        """Raises FlexInferError once closed, and in a fork of the process."""
+        if self._engine is None:
+            raise closed()
+        self._engine.check_process()
+        return self._engine
+
+    @property
     def disk_read_bytes(self) -> int:
         """Read from the model since it was opened, headers and vectors apart."""
         readers = sum(reader.read_bytes for reader in self._readers.values())
@@ -166,14 +175,19 @@ class Session:
         return self._stream.stats.stall_s if self._stream else 0.0
 
     def close(self) -> None:
-        """Stop reading and give the memory back; twice does no harm."""
+        """Stop reading and give the memory back; twice does no harm.
+
+        Requests under way end with an error at their next token, which this waits for.
+        """
+        if self._engine is not None:
+            self._engine.close()
         if self._stream is not None:
             self._stream.close()
         for reader in self._readers.values():
             reader.close()
         self._embedding.close()
-        for name in ("engine", "executor"):  # with them go the arrays that lie in the arena
-            self.__dict__.pop(name, None)
+        self._engine = None  # with these two go the arrays that lie in the arena
+        self.__dict__.pop("executor", None)
         if self._arena is not None:
             with suppress(BufferError):  # a traceback may hold an array; it is freed with that then
                 self._arena.close()
