@@ -106,8 +106,7 @@ def test_a_budget_below_the_minimum_is_refused_with_its_parts(smollm_path: Path)
     refused = flexinfer(*argv, "24MiB")
     for part in ("24 MiB", "interpreter", "tokenizer", "kv_cache", "ring", "margin"):
         assert part in refused.stderr
-    least = refused.stderr.split("--ram ")[1].split()[0]
-    accepted = flexinfer(*argv, f"{int(least[:-3]) + 2}MiB")  # pages that are shared come and go
+    accepted = flexinfer(*argv, refused.stderr.split("--ram ")[1].split()[0])
     assert accepted.returncode == 0, accepted.stderr
     run = json.loads(accepted.stdout)
     assert run["peak_rss_bytes"] <= run["budget_bytes"]
