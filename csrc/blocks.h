@@ -1,8 +1,8 @@
 // The block types. Each says how 16 file rows become an interleaved block, and how an interleaved block is unpacked
 // into the common form: 32 inputs × 16 rows of unsigned bytes w (dword e of a lane: inputs 4e..4e+3 of that row), with
 //   value = (d · s) · (w − kOffset) − (dmin · m)
-// where s and m are small integers for each 32 (kSubs = 1) or 16 inputs (2), or left out (0). A span of kSpan inputs is
-// what the compiler unrolls into parts of 32; a loop runs over the spans of a block.
+// where w is at most kMost, and s and m are small integers for each 32 (kSubs = 1) or 16 inputs (2), or left out (0). A
+// span of kSpan inputs is what the compiler unrolls into parts of 32; a loop runs over the spans of a block.
 #pragma once
 
 #include "linear.h"
@@ -75,7 +75,7 @@ struct F32 {
 };
 
 struct Q4_0 {
-  static constexpr int kId = 2, kColumns = 32, kBytes = 18, kSpan = 32, kOffset = 8, kSubs = 0, kMinima = 0;
+  static constexpr int kId = 2, kColumns = 32, kBytes = 18, kSpan = 32, kOffset = 8, kMost = 15, kSubs = 0, kMinima = 0;
   static constexpr bool kFloat = false;
   struct Header { f32x16 d; };
   static FI_INLINE void interleave(Rows16 rows, uint8_t* out) {
@@ -88,7 +88,7 @@ struct Q4_0 {
 };
 
 struct Q4_1 {
-  static constexpr int kId = 3, kColumns = 32, kBytes = 20, kSpan = 32, kOffset = 0, kSubs = 0, kMinima = 1;
+  static constexpr int kId = 3, kColumns = 32, kBytes = 20, kSpan = 32, kOffset = 0, kMost = 15, kSubs = 0, kMinima = 1;
   static constexpr bool kFloat = false;
   struct Header { f32x16 d, m; };
   static FI_INLINE void interleave(Rows16 rows, uint8_t* out) {
@@ -107,7 +107,7 @@ struct Q4_1 {
 // The fifth bits lie in one dword, bit 4e + i for byte i of dword e; interleaved they are moved to bit 8i + e, so that
 // one shift brings those of dword e to their place in all four bytes.
 struct Q5_0 {
-  static constexpr int kId = 6, kColumns = 32, kBytes = 22, kSpan = 32, kOffset = 16, kSubs = 0, kMinima = 0;
+  static constexpr int kId = 6, kColumns = 32, kBytes = 22, kSpan = 32, kOffset = 16, kMost = 31, kSubs = 0, kMinima = 0;
   static constexpr bool kFloat = false;
   struct Header { f32x16 d; };
   static FI_INLINE void interleave(Rows16 rows, uint8_t* out) {
@@ -137,7 +137,7 @@ struct Q5_0 {
 };
 
 struct Q8_0 {
-  static constexpr int kId = 8, kColumns = 32, kBytes = 34, kSpan = 32, kOffset = 128, kSubs = 0, kMinima = 0;
+  static constexpr int kId = 8, kColumns = 32, kBytes = 34, kSpan = 32, kOffset = 128, kMost = 255, kSubs = 0, kMinima = 0;
   static constexpr bool kFloat = false;
   struct Header { f32x16 d; };
   static FI_INLINE void interleave(Rows16 rows, uint8_t* out) {
@@ -154,7 +154,7 @@ struct Q8_0 {
 
 // d, dmin; eight 6-bit scales and minima in 12 bytes; part p in the low (even p) or high nibbles of 32 bytes.
 struct Q4_K {
-  static constexpr int kId = 12, kColumns = 256, kBytes = 144, kSpan = 128, kOffset = 0, kSubs = 1, kMinima = 1;
+  static constexpr int kId = 12, kColumns = 256, kBytes = 144, kSpan = 128, kOffset = 0, kMost = 15, kSubs = 1, kMinima = 1;
   static constexpr bool kFloat = false;
   struct Header {
     f32x16 d, dmin;
@@ -194,7 +194,7 @@ struct Q4_K {
 // bytes; 16 signed scales; d. Interleaved in the order of use, for the processor prefetches only streams that ascend: d,
 // scales, then for each half the 32 bytes and the first 32 of the 64, dword about, then the other 32.
 struct Q6_K {
-  static constexpr int kId = 14, kColumns = 256, kBytes = 210, kSpan = 128, kOffset = 32, kSubs = 2, kMinima = 0;
+  static constexpr int kId = 14, kColumns = 256, kBytes = 210, kSpan = 128, kOffset = 32, kMost = 63, kSubs = 2, kMinima = 0;
   static constexpr bool kFloat = false;
   static constexpr int kScales = 32, kHalves = 288, kHalfBytes = 1536;  // offsets in the interleaved block
   struct Header {

@@ -8,7 +8,6 @@
 
 namespace flexinfer::FI_NS {
 
-constexpr int kMaxTile = 8;             // tokens whose accumulators stay in registers
 constexpr int64_t kTokenBlock = 256;    // tokens whose accumulators stay in cache
 constexpr int64_t kGroupBlock = 4;      // groups that share the activations in cache
 constexpr int64_t kChunkRowBytes = 1024;  // of a file row that are interleaved at a time
@@ -26,25 +25,14 @@ constexpr int64_t kActivationBytes = Type::kFloat ? sizeof(float) : sizeof(Activ
 template <class Type>
 constexpr int64_t kActivationColumns = Type::kFloat ? 1 : kActivationValues;
 
-// Σ w·x over 4·N inputs, from `start`.
-template <int N>
-static FI_INLINE i32x16 dot(i32x16 start, const i32x16* w, const int8_t* q) {
-  FI_UNROLL
-  for (int e = 0; e < N; ++e) start = dpbusd(start, w[e], broadcast32(q + 4 * e));
-  return start;
-}
-
 template <class Type>
 static FI_INLINE f32x16 accumulate_part(const i32x16 w[8], const Scales& scales, const ActivationBlock& x, f32x16 acc) {
-  const auto offset = [](const int32_t& minus_sum) {  // what the weights' offset adds: exact
-    return Type::kOffset ? mul(set1_i32(Type::kOffset), broadcast32(&minus_sum)) : set1_i32(0);
-  };
   i32x16 sum;
   if constexpr (Type::kSubs == 2) {
-    sum = add(mul(scales.s[0], dot<4>(offset(x.minus_sum[0]), w, x.q)),
-              mul(scales.s[1], dot<4>(offset(x.minus_sum[1]), w + 4, x.q + 16)));
+    sum = add(mul(scales.s[0], dot<4, Type::kOffset, Type::kMost>(w, x.q, x.minus_sum[0])),
+              mul(scales.s[1], dot<4, Type::kOffset, Type::kMost>(w + 4, x.q + 16, x.minus_sum[1])));
   } else {
-    sum = dot<8>(offset(x.minus_total), w, x.q);
+    sum = dot<8, Type::kOffset, Type::kMost>(w, x.q, x.minus_total);
     if constexpr (Type::kSubs == 1) sum = mul(scales.s[0], sum);
   }
   const f32x16 scale = set1(x.scale);
@@ -101,16 +89,12 @@ static void accumulate(const uint8_t* block, int64_t blocks, const uint8_t* x, i
   for (int t = 0; t < Tokens; ++t) store(sums + kLanes * t, acc[t]);
 }
 
-template <class Type>
+template <class Type, int Tokens = kMaxTile>
 static void accumulate_tokens(const uint8_t* block, int64_t blocks, const uint8_t* x, int64_t x_stride, int64_t tokens,
                               float* sums) {
-  const auto step = [&](auto kernel, int n) {
-    for (; tokens >= n; tokens -= n, x += n * x_stride, sums += n * kLanes) kernel(block, blocks, x, x_stride, sums);
-  };
-  step(accumulate<Type, 8>, 8);
-  step(accumulate<Type, 4>, 4);
-  step(accumulate<Type, 2>, 2);
-  step(accumulate<Type, 1>, 1);
+  for (; tokens >= Tokens; tokens -= Tokens, x += Tokens * x_stride, sums += Tokens * kLanes)
+    accumulate<Type, Tokens>(block, blocks, x, x_stride, sums);
+  if constexpr (Tokens > 1) accumulate_tokens<Type, Tokens / 2>(block, blocks, x, x_stride, tokens, sums);
 }
 
 // `blocks` blocks of `rows` file rows, row_bytes apart, to interleaved ones; the rows that a group lacks are zero.

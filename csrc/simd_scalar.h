@@ -14,6 +14,7 @@
 namespace flexinfer::FI_NS {
 
 constexpr int kLanes = 16;
+constexpr int kMaxTile = 2;  // tokens whose accumulators stay in registers; here, that compile in little time
 
 struct f32x16 { float v[kLanes]; };
 // 16 dwords; little-endian bytes of them where a function says so.
@@ -106,13 +107,15 @@ static FI_INLINE int32_t reduce_max(i32x16 a) {
     if (static_cast<int32_t>(a.v[i]) > most) most = static_cast<int32_t>(a.v[i]);
   return most;
 }
-// acc + Σ of four products of unsigned bytes of u with signed bytes of s, in each dword.
-static FI_INLINE i32x16 dpbusd(i32x16 acc, i32x16 u, i32x16 s) {
+// Σ (w − kOffset)·q over 4·N inputs, exact. The weights are unsigned bytes of at most kMost, four inputs to a dword; every
+// lane has the same q, of −127..127, and minus_sum is −Σ q.
+template <int N, int kOffset, int kMost>
+static FI_INLINE i32x16 dot(const i32x16* w, const int8_t* q, const int32_t& minus_sum) {
   return each<i32x16>([&](int i) {
-    int32_t sum = 0;
-    for (int shift = 0; shift < 32; shift += 8)
-      sum += static_cast<int32_t>((u.v[i] >> shift) & 0xff) * static_cast<int8_t>(s.v[i] >> shift);
-    return acc.v[i] + static_cast<uint32_t>(sum);
+    int32_t sum = kOffset * minus_sum;
+    for (int e = 0; e < N; ++e)
+      for (int k = 0; k < 4; ++k) sum += static_cast<int32_t>(w[e].v[i] >> 8 * k & 0xff) * q[4 * e + k];
+    return static_cast<uint32_t>(sum);
   });
 }
 
