@@ -160,6 +160,13 @@ static FI_INLINE i32x16 dot(const i32x16* w, const int8_t* q, const int32_t& min
   }
   return sum;
 }
+static FI_INLINE i32x16 repeat16(const uint8_t* p) {
+  const __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return {table, table};
+}
+static FI_INLINE i32x16 look_up(i32x16 table, i32x16 indices) {
+  return {_mm256_shuffle_epi8(table.lo, indices.lo), _mm256_shuffle_epi8(table.hi, indices.hi)};
+}
 
 // --- conversions (MXCSR's default rounding, to nearest even) ---
 static FI_INLINE f32x16 to_f32(i32x16 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
@@ -176,6 +183,15 @@ static FI_INLINE void store_i8(int8_t* p, i32x16 a) {
 static FI_INLINE i32x16 load_i8(const int8_t* p) {
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return {_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))};
+}
+static FI_INLINE void store_u16(void* p, i32x16 a) {
+  const i32x16 low = bit_and(a, set1_i32(0xffff));
+  const __m256i halves = _mm256_packus_epi32(low.lo, low.hi);  // lanes 0-3, 8-11 | 4-7, 12-15
+  _mm256_storeu_si256(static_cast<__m256i*>(p), _mm256_permute4x64_epi64(halves, 0b11011000));
+}
+static FI_INLINE i32x16 load_u16(const void* p) {
+  const __m128i_u* from = static_cast<const __m128i_u*>(p);
+  return {_mm256_cvtepu16_epi32(from[0]), _mm256_cvtepu16_epi32(from[1])};
 }
 static FI_INLINE f32x16 load_f16(const void* p) {
   const __m128i_u* from = static_cast<const __m128i_u*>(p);

@@ -119,6 +119,20 @@ static FI_INLINE i32x16 dot(const i32x16* w, const int8_t* q, const int32_t& min
   });
 }
 
+// The 16 bytes at p, in every four lanes, and what they hold at the index (0..15) in each byte.
+static FI_INLINE i32x16 repeat16(const uint8_t* p) {
+  i32x16 r;
+  for (int i = 0; i < kLanes; i += 4) std::memcpy(&r.v[i], p, 16);
+  return r;
+}
+static FI_INLINE i32x16 look_up(i32x16 table, i32x16 indices) {
+  uint8_t bytes[64], from[64];
+  std::memcpy(from, table.v, 64);
+  std::memcpy(bytes, indices.v, 64);
+  for (int i = 0; i < 64; ++i) bytes[i] = from[bytes[i]];
+  return load64(bytes);
+}
+
 // --- conversions ---
 static FI_INLINE f32x16 to_f32(i32x16 a) {
   return each<f32x16>([&](int i) { return static_cast<float>(static_cast<int32_t>(a.v[i])); });
@@ -137,6 +151,16 @@ static FI_INLINE void store_i8(int8_t* p, i32x16 a) {  // the low byte of each l
 }
 static FI_INLINE i32x16 load_i8(const int8_t* p) {
   return each<i32x16>([=](int i) { return static_cast<uint32_t>(static_cast<int32_t>(p[i])); });
+}
+static FI_INLINE void store_u16(void* p, i32x16 a) {  // the low half of each lane
+  uint16_t halves[kLanes];
+  for (int i = 0; i < kLanes; ++i) halves[i] = static_cast<uint16_t>(a.v[i]);
+  std::memcpy(p, halves, sizeof halves);
+}
+static FI_INLINE i32x16 load_u16(const void* p) {
+  uint16_t halves[kLanes];
+  std::memcpy(halves, p, sizeof halves);
+  return each<i32x16>([&](int i) { return uint32_t{halves[i]}; });
 }
 
 static FI_INLINE float half_to_float(uint16_t half) {
