@@ -1,5 +1,6 @@
-// The block types of floats and of 32 values; blocks_k.h and blocks_table.h have the others. Each says how 16 file rows become an interleaved block, and how an interleaved block is unpacked
-// into the common form: 32 inputs × 16 rows of unsigned bytes w (dword e of a lane: inputs 4e..4e+3 of that row), with
+// The block types of floats and of 32 values; blocks_k.h and blocks_table.h have the others. Each says how 16 file rows
+// become an interleaved block, and how an interleaved block is unpacked into the common form: 32 inputs × 16 rows of
+// unsigned bytes w (dword e of a lane: inputs 4e..4e+3 of that row), with
 //   value = (d · s) · (w − kOffset) − (dmin · m)
 // where w is at most kMost, and s and m are small integers for each 32 (kSubs = 1) or 16 inputs (2), or left out (0). A
 // span of kSpan inputs is what the compiler unrolls into parts of 32; a loop runs over the spans of a block.
@@ -67,7 +68,7 @@ static FI_INLINE void unpack_nibbles(const uint8_t* dwords, i32x16 w[8]) {
   }
 }
 
-// Floats, a block of one value: column after column of 16 rows, of which weights() makes float32. interleave_run() takes
+// Floats, a block of one value: column after column of 16 rows, which weights() makes float32. interleave_run() takes
 // kRun columns at once. Where the type kRounds, activations are rounded to bfloat16 and columns taken in pairs.
 struct F32 {
   static constexpr int kId = 0, kColumns = 1, kBytes = 4, kRun = 4;
@@ -157,7 +158,8 @@ static FI_INLINE void unpack_fifths_and_nibbles(const uint8_t* from, i32x16 w[8]
 }
 
 struct Q5_0 {
-  static constexpr int kId = 6, kColumns = 32, kBytes = 22, kSpan = 32, kOffset = 16, kMost = 31, kSubs = 0, kMinima = 0;
+  static constexpr int kId = 6, kColumns = 32, kBytes = 22, kSpan = 32;
+  static constexpr int kOffset = 16, kMost = 31, kSubs = 0, kMinima = 0;
   static constexpr bool kFloat = false;
   struct Header { f32x16 d; };
   static FI_INLINE void interleave(Rows16 rows, uint8_t* out) {
@@ -193,7 +195,8 @@ struct Q5_1 {
 };
 
 struct Q8_0 {
-  static constexpr int kId = 8, kColumns = 32, kBytes = 34, kSpan = 32, kOffset = 128, kMost = 255, kSubs = 0, kMinima = 0;
+  static constexpr int kId = 8, kColumns = 32, kBytes = 34, kSpan = 32;
+  static constexpr int kOffset = 128, kMost = 255, kSubs = 0, kMinima = 0;
   static constexpr bool kFloat = false;
   struct Header { f32x16 d; };
   static FI_INLINE void interleave(Rows16 rows, uint8_t* out) {

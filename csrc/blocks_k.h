@@ -5,7 +5,7 @@
 
 namespace flexinfer::FI_NS {
 
-// One bit of each value in 32 bytes, bit 4h + p for part p of half h. Interleaved, each half has four dwords of its own:
+// One bit of each value in 32 bytes, bit 4h + p for part p of half h. Interleaved, each half has four dwords of its own,
 // bit p of dword e for inputs 4e.., bit 4 + p for inputs 16 + 4e...
 static FI_INLINE void interleave_bits(Rows16 rows, size_t offset, uint8_t* first_half, uint8_t* second_half) {
   i32x16 a[4], b[4];
@@ -36,7 +36,8 @@ static FI_INLINE i32x16 sub_scale(const i32x16 s[2]) { return unsigned_byte<2 * 
 
 // 16 bytes of a 4-bit scale and, above, a 4-bit minimum; bits 2p, 2p+1 of 32 bytes for part p of each half; d, dmin.
 struct Q2_K {
-  static constexpr int kId = 10, kColumns = 256, kBytes = 84, kSpan = 128, kOffset = 0, kMost = 3, kSubs = 2, kMinima = 1;
+  static constexpr int kId = 10, kColumns = 256, kBytes = 84, kSpan = 128;
+  static constexpr int kOffset = 0, kMost = 3, kSubs = 2, kMinima = 1;
   static constexpr bool kFloat = false;
   struct Header {
     f32x16 d, dmin;
@@ -71,7 +72,8 @@ struct Q2_K {
 // the nibbles of 8 bytes, first the low nibbles, the high two in pairs of bits of 4 bytes, first the lowest; d.
 // Interleaved in the order of use: d, scales, then for each half the third bits and the other two.
 struct Q3_K {
-  static constexpr int kId = 11, kColumns = 256, kBytes = 110, kSpan = 128, kOffset = 4, kMost = 7, kSubs = 2, kMinima = 0;
+  static constexpr int kId = 11, kColumns = 256, kBytes = 110, kSpan = 128;
+  static constexpr int kOffset = 4, kMost = 7, kSubs = 2, kMinima = 0;
   static constexpr bool kFloat = false;
   static constexpr int kScales = 32, kHalves = 224, kHalfBytes = 768;  // offsets in the interleaved block
   struct Header {
@@ -150,7 +152,8 @@ static FI_INLINE i32x16 part_nibbles(const uint8_t* half, int e) {
 }
 
 struct Q4_K : SixBits {
-  static constexpr int kId = 12, kColumns = 256, kBytes = 144, kSpan = 128, kOffset = 0, kMost = 15, kSubs = 1, kMinima = 1;
+  static constexpr int kId = 12, kColumns = 256, kBytes = 144, kSpan = 128;
+  static constexpr int kOffset = 0, kMost = 15, kSubs = 1, kMinima = 1;
   static constexpr bool kFloat = false;
   static FI_INLINE void interleave(Rows16 rows, uint8_t* out) {
     interleave_scales(rows, out);
@@ -163,7 +166,8 @@ struct Q4_K : SixBits {
 
 // The fifth bits in 32 bytes before the nibbles; interleaved, those of each half are.
 struct Q5_K : SixBits {
-  static constexpr int kId = 13, kColumns = 256, kBytes = 176, kSpan = 128, kOffset = 0, kMost = 31, kSubs = 1, kMinima = 1;
+  static constexpr int kId = 13, kColumns = 256, kBytes = 176, kSpan = 128;
+  static constexpr int kOffset = 0, kMost = 31, kSubs = 1, kMinima = 1;
   static constexpr bool kFloat = false;
   static constexpr int kHalfBytes = 1280;
   static FI_INLINE void interleave(Rows16 rows, uint8_t* out) {
@@ -183,7 +187,8 @@ struct Q5_K : SixBits {
 // bytes; 16 signed scales; d. Interleaved in the order of use, for the processor prefetches only streams that ascend: d,
 // scales, then for each half the 32 bytes and the first 32 of the 64, dword about, then the other 32.
 struct Q6_K {
-  static constexpr int kId = 14, kColumns = 256, kBytes = 210, kSpan = 128, kOffset = 32, kMost = 63, kSubs = 2, kMinima = 0;
+  static constexpr int kId = 14, kColumns = 256, kBytes = 210, kSpan = 128;
+  static constexpr int kOffset = 32, kMost = 63, kSubs = 2, kMinima = 0;
   static constexpr bool kFloat = false;
   static constexpr int kScales = 32, kHalves = 288, kHalfBytes = 1536;  // offsets in the interleaved block
   struct Header {

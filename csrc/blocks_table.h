@@ -18,7 +18,8 @@ static FI_INLINE void unpack_table(const uint8_t* values, const uint8_t* dwords,
 }
 
 struct IQ4_NL {
-  static constexpr int kId = 20, kColumns = 32, kBytes = 18, kSpan = 32, kOffset = 128, kMost = 241, kSubs = 0, kMinima = 0;
+  static constexpr int kId = 20, kColumns = 32, kBytes = 18, kSpan = 32;
+  static constexpr int kOffset = 128, kMost = 241, kSubs = 0, kMinima = 0;
   static constexpr bool kFloat = false;
   struct Header { f32x16 d; };
   static FI_INLINE void interleave(Rows16 rows, uint8_t* out) {
@@ -34,7 +35,8 @@ struct IQ4_NL {
 
 // d; eight 6-bit scales, offset by 32: the high two bits in 2 bytes, the low four in 4 bytes, lowest first; nibbles.
 struct IQ4_XS {
-  static constexpr int kId = 23, kColumns = 256, kBytes = 136, kSpan = 128, kOffset = 128, kMost = 241, kSubs = 1, kMinima = 0;
+  static constexpr int kId = 23, kColumns = 256, kBytes = 136, kSpan = 128;
+  static constexpr int kOffset = 128, kMost = 241, kSubs = 1, kMinima = 0;
   static constexpr bool kFloat = false;
   struct Header {
     f32x16 d;
@@ -54,7 +56,7 @@ struct IQ4_XS {
     unpack_table(kIQ4, block + 128 + 1024 * half + 256 * Part, w);
   }
   template <int Part> static FI_INLINE void scales(const Header& h, Scales& s) {
-    const i32x16 low = bit_and(shr<4 * Part>(h.low), set1_i32(0x0f)), high = bit_and(shr<2 * Part>(h.high), set1_i32(3));
+    const i32x16 low = bit_and(shr<4 * Part>(h.low), set1_i32(15)), high = bit_and(shr<2 * Part>(h.high), set1_i32(3));
     s.d = h.d;
     s.s[0] = sub(bit_or(low, shl<4>(high)), set1_i32(32));
   }
@@ -62,7 +64,8 @@ struct IQ4_XS {
 
 // An exponent e without sign or fraction, of 2^(e − 127), and nibbles.
 struct MXFP4 {
-  static constexpr int kId = 39, kColumns = 32, kBytes = 17, kSpan = 32, kOffset = 12, kMost = 24, kSubs = 0, kMinima = 0;
+  static constexpr int kId = 39, kColumns = 32, kBytes = 17, kSpan = 32;
+  static constexpr int kOffset = 12, kMost = 24, kSubs = 0, kMinima = 0;
   static constexpr bool kFloat = false;
   struct Header { f32x16 d; };
   static FI_INLINE void interleave(Rows16 rows, uint8_t* out) {

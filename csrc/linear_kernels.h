@@ -27,6 +27,8 @@ constexpr int64_t kChunkColumns = kChunkRowBytes / Type::kBytes * Type::kColumns
 template <class Type>
 constexpr int64_t kActivationBytes = Type::kFloat ? sizeof(float) : sizeof(ActivationBlock);
 template <class Type>
+constexpr bool kRounds = requires { requires Type::kRounds; };
+template <class Type>
 constexpr int64_t kActivationColumns = Type::kFloat ? 1 : kActivationValues;
 
 template <class Type>
@@ -69,42 +71,53 @@ static FI_INLINE void accumulate_span(const uint8_t* block, int span, const type
     accumulate_span<Type, Tokens, Part + 1>(block, span, header, x, x_stride, acc);
 }
 
-// Columns of floats, one fma each; in pairs the second of them first, as processors' bfloat16 products have it.
-template <class Type, int Tokens>
-static FI_INLINE void accumulate_floats(const uint8_t* column, int64_t columns, const uint8_t* x, int64_t x_stride,
-                                        f32x16 acc[Tokens]) {
+// Columns of floats, one fma each; in pairs the second column first, as processors' bfloat16 products have it. One chain
+// of these is slower than memory: where there are not several tokens, several groups, group_stride apart, make more.
+template <class Type, int Tokens, int Groups>
+static FI_INLINE void accumulate_floats(const uint8_t* column, int64_t group_stride, int64_t columns, const uint8_t* x,
+                                        int64_t x_stride, float* sums) {
   constexpr int kColumnBytes = kGroupRows * Type::kBytes;
-  const auto value = [&](int t, int i) { return set1(reinterpret_cast<const float*>(x + t * x_stride)[i]); };
+  f32x16 acc[Groups * Tokens];
+  FI_UNROLL
+  for (int i = 0; i < Groups * Tokens; ++i) acc[i] = load(sums + kLanes * i);
+  const auto multiply = [&](int i) {
+    f32x16 w[Groups];
+    FI_UNROLL
+    for (int g = 0; g < Groups; ++g) w[g] = Type::weights(column + g * group_stride + i * kColumnBytes);
+    FI_UNROLL
+    for (int t = 0; t < Tokens; ++t) {
+      const f32x16 value = set1(reinterpret_cast<const float*>(x + t * x_stride)[i]);
+      FI_UNROLL
+      for (int g = 0; g < Groups; ++g) acc[g * Tokens + t] = fma(w[g], value, acc[g * Tokens + t]);
+    }
+  };
   if constexpr (Type::kRounds)
     for (; columns >= 2; columns -= 2, column += 2 * kColumnBytes, x += 2 * sizeof(float)) {
-      const f32x16 first = Type::weights(column), second = Type::weights(column + kColumnBytes);
-      FI_UNROLL
-      for (int t = 0; t < Tokens; ++t) acc[t] = fma(first, value(t, 0), fma(second, value(t, 1), acc[t]));
+      multiply(1);
+      multiply(0);
     }
-  for (; columns > 0; --columns, column += kColumnBytes, x += sizeof(float)) {
-    const f32x16 w = Type::weights(column);
-    FI_UNROLL
-    for (int t = 0; t < Tokens; ++t) acc[t] = fma(w, value(t, 0), acc[t]);
-  }
+  for (; columns > 0; --columns, column += kColumnBytes, x += sizeof(float)) multiply(0);
+  FI_UNROLL
+  for (int i = 0; i < Groups * Tokens; ++i) store(sums + kLanes * i, acc[i]);
 }
 
 // Adds `blocks` interleaved blocks of one group to sums[token][16].
 template <class Type, int Tokens>
 static void accumulate(const uint8_t* block, int64_t blocks, const uint8_t* x, int64_t x_stride, float* sums) {
-  f32x16 acc[Tokens];
-  FI_UNROLL
-  for (int t = 0; t < Tokens; ++t) acc[t] = load(sums + kLanes * t);
   if constexpr (Type::kFloat) {
-    accumulate_floats<Type, Tokens>(block, blocks, x, x_stride, acc);
+    accumulate_floats<Type, Tokens, 1>(block, 0, blocks, x, x_stride, sums);
   } else {
+    f32x16 acc[Tokens];
+    FI_UNROLL
+    for (int t = 0; t < Tokens; ++t) acc[t] = load(sums + kLanes * t);
     for (; blocks > 0; --blocks, block += kGroupRows * Type::kBytes)
       for (int span = 0; span < Type::kColumns / Type::kSpan; ++span) {
         accumulate_span<Type, Tokens>(block, span, Type::header(block, span), x, x_stride, acc);
         x += Type::kSpan / kActivationValues * sizeof(ActivationBlock);
       }
+    FI_UNROLL
+    for (int t = 0; t < Tokens; ++t) store(sums + kLanes * t, acc[t]);
   }
-  FI_UNROLL
-  for (int t = 0; t < Tokens; ++t) store(sums + kLanes * t, acc[t]);
 }
 
 template <class Type, int Tokens = kMaxTile>
@@ -179,9 +192,8 @@ static void linear_tile(const LinearJob& job, int64_t first_group, int64_t group
   float* sums = reinterpret_cast<float*>(scratch + kTileBytes);
   std::memset(sums, 0, sizeof(float) * static_cast<size_t>(groups * tokens * kLanes));
   const int64_t row_bytes = job.columns / Type::kColumns * Type::kBytes;
-  constexpr bool kRounds = requires { requires Type::kRounds; };
   uint8_t* rounded = scratch + kTileBytes + kSumsBytes;  // activations, kChunkColumns apart
-  const int64_t step = tokens == 1 && job.interleaved && !kRounds ? job.columns : kChunkColumns<Type>;
+  const int64_t step = tokens == 1 && job.interleaved && !kRounds<Type> ? job.columns : kChunkColumns<Type>;
   for (int64_t column = 0; column < job.columns; column += step) {
     const int64_t blocks = (job.columns - column < step ? job.columns - column : step) / Type::kColumns;
     const int64_t start = column / Type::kColumns * Type::kBytes;
@@ -203,13 +215,18 @@ static void linear_tile(const LinearJob& job, int64_t first_group, int64_t group
       const int64_t some = tokens - t < kMaxTile ? tokens - t : kMaxTile;
       const uint8_t* from = x + t * job.x_stride_bytes;
       int64_t stride = job.x_stride_bytes;
-      if constexpr (kRounds) {
+      if constexpr (kRounds<Type>) {
         for (int64_t i = 0; i < some; ++i)
           round_to_bf16(reinterpret_cast<const float*>(from + i * stride), blocks,
                         reinterpret_cast<float*>(rounded) + i * kChunkColumns<Type>);
         from = rounded;
         stride = sizeof(float) * kChunkColumns<Type>;
       }
+      if constexpr (Type::kFloat)
+        if (tokens == 1 && groups == kGroupBlock) {
+          accumulate_floats<Type, 1, kGroupBlock>(tile[0], tile[1] - tile[0], blocks, from, stride, sums);
+          continue;
+        }
       for (int64_t g = 0; g < groups; ++g)
         accumulate_tokens<Type>(tile[g], blocks, from, stride, some, sums + (g * tokens + t) * kLanes);
     }
@@ -220,7 +237,7 @@ static void linear_tile(const LinearJob& job, int64_t first_group, int64_t group
 
 template <class Type>
 static void linear(const LinearJob& job, int64_t first_group, int64_t last_group, uint8_t* scratch) {
-  const int64_t most = job.tokens == 1 ? 1 : kGroupBlock;
+  const int64_t most = job.tokens == 1 && !Type::kFloat ? 1 : kGroupBlock;
   for (int64_t group = first_group; group < last_group; group += most) {
     const int64_t groups = last_group - group < most ? last_group - group : most;
     for (int64_t token = 0; token < job.tokens; token += kTokenBlock) {

@@ -134,8 +134,8 @@ static FI_INLINE int32_t reduce_max(i32x16 a) {
   const int32_t a0 = _mm_cvtsi128_si32(by2), a1 = _mm_extract_epi32(by2, 1);
   return a0 > a1 ? a0 : a1;
 }
-// Sums of two products fill 16 bits and saturate beyond. Small weights leave room to add several of them before they are
-// widened; weights offset by 128 are made signed, and what their sign does is done to the activations instead.
+// Sums of two products fill 16 bits and saturate beyond. Small weights leave room to add several before they are widened;
+// weights offset by 128 are made signed, and their sign is given to the activations.
 template <int N, int kOffset, int kMost>
 static FI_INLINE i32x16 dot(const i32x16* w, const int8_t* q, const int32_t& minus_sum) {
   constexpr int kPairs = kOffset == 128 ? 1 : 32767 / (2 * 127 * kMost);

@@ -107,7 +107,7 @@ static FI_INLINE int32_t reduce_max(i32x16 a) {
     if (static_cast<int32_t>(a.v[i]) > most) most = static_cast<int32_t>(a.v[i]);
   return most;
 }
-// Σ (w − kOffset)·q over 4·N inputs, exact. The weights are unsigned bytes of at most kMost, four inputs to a dword; every
+// Σ (w − kOffset)·q over 4·N inputs, exact. Weights are unsigned bytes of at most kMost, four inputs to a dword; every
 // lane has the same q, of −127..127, and minus_sum is −Σ q.
 template <int N, int kOffset, int kMost>
 static FI_INLINE i32x16 dot(const i32x16* w, const int8_t* q, const int32_t& minus_sum) {
