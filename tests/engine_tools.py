@@ -34,8 +34,8 @@ def locking(
     model: Model, share: float, ctx: int = 160, threads: int = 2, prefetch: bool = True
 ) -> Iterator[LLM]:
     """An LLM of which `share` of the weights is locked: the budget counts from 0, not from this
-    process,
-    whose size differs from test to test."""
+    process, whose size differs from test to test.
+    """
     planned = plan_run(model, Options(ctx=ctx, threads=threads, prefetch=prefetch), 32, 32)
 
     def plan(budget_bytes: int) -> Plan:
@@ -45,7 +45,6 @@ def locking(
             planned.plan.workload,
             budget_bytes=budget_bytes,
             base_bytes={Category.INTERPRETER: 0, Category.TOKENIZER: 0},
-            threads=threads,
             prefetch=prefetch,
         )
 

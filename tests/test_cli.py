@@ -66,11 +66,12 @@ def uncomputable(tmp_path: Path) -> Path:
         (["run", "demo", "hi", "--temperature", "nan"], "temperature is nan"),
         (["run", "demo", "hi", "--top-p", "0.9"], "--top-p cannot take effect at temperature 0"),
         (["run", "demo", "hi", "--temperature", "1", "--top-p", "1.5"], "top_p is 1.5"),
-        (["run", "demo", "hi", "--seed", "-3"], "--seed is -3"),
+        (["run", "demo", "hi", "--seed", "-3"], "seed is -3"),
         (["run", "demo", "hi", "--stop", ""], "stop"),
         (["run", "demo", "hi", "--raw", "--system", "be brief"], "--system"),
         (["run", "demo", "hi", "--quiet", "-v"], "--quiet"),
         (["bench", "demo", "--repeat", "0"], "--repeat is 0"),
+        (["run", "demo", "hi", "--vram", "6GiB"], "--vram"),  # nothing to offload to yet
         (["info", "no such file.gguf"], "no such file.gguf"),
     ],
 )

@@ -3,10 +3,12 @@
 import io
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from cli_tools import flexinfer
+from cli_tools import environment, flexinfer
 
 from flexinfer.cli import main
 from flexinfer.units import format_bytes
@@ -111,6 +113,44 @@ def test_a_budget_below_the_minimum_is_refused_with_its_parts(smollm_path: Path)
     assert run["peak_rss_bytes"] <= run["budget_bytes"]
 
 
+_MANY_PROMPTS = """
+import sys
+from flexinfer import LLM, SamplingParams
+from flexinfer.memory.budget import peak_resident_bytes
+with LLM(sys.argv[1], ram=int(sys.argv[2]), ctx=512) as llm:
+    words = "river stone 山 été 42 {} 😀 the end".split()
+    for turn in range(16):
+        prompt = " ".join(words[(turn * i + turn) % 9] for i in range(1, 2 + 23 * (turn % 9)))
+        done = llm.generate(prompt, SamplingParams(max_tokens=2 + turn % 3, temperature=turn % 2))
+        assert done.stats.new_tokens and peak_resident_bytes() <= llm.plan.budget_bytes, turn
+    assert llm.plan.placement.requests
+"""
+
+
+def test_many_different_prompts_stay_within_the_budget(smollm_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-c", _MANY_PROMPTS, smollm_path, str(BUDGET)],
+        check=True,
+        timeout=100,
+        env=environment(),
+    )
+
+
+@pytest.mark.parametrize(("name", "most_mib"), [("smollm_path", 100), ("gemma_path", 160)])
+def test_what_is_not_in_the_arena_is_little(
+    name: str, most_mib: int, request: pytest.FixtureRequest
+) -> None:
+    path = request.getfixturevalue(name)
+    sizes = ("--ram", "600MiB", "--ctx", 128)
+    work = ("--prompt-tokens", 2, "--new-tokens", 4)
+    parts = json.loads(flexinfer("plan", path, *sizes, *work, "--json").stdout)["parts"]
+    arena = sum(parts.values()) - parts["interpreter"] - parts["tokenizer"]
+    run = json.loads(
+        flexinfer("run", path, "Hi", "--raw", *sizes, "--max-tokens", 4, "--json").stdout
+    )
+    assert run["peak_rss_bytes"] - arena <= most_mib << 20
+
+
 def test_a_base_model_does_not_chat(gemma_path: Path) -> None:
     done = flexinfer("run", gemma_path, "Hello")
     assert done.returncode == 2 and "--raw" in done.stderr.splitlines()[1]
@@ -135,6 +175,24 @@ def test_plan_maps_every_byte(smollm_path: Path) -> None:
     text = flexinfer("plan", smollm_path, *sizes).stdout
     for words in ("budget 140 MiB of", "streamed per sweep", "ffn_down", "kv cache", "by the disk"):
         assert words in text
+
+
+@pytest.mark.parametrize(("kv_type", "value_bytes"), [("f16", 2), ("f32", 4)])
+def test_the_context_of_a_chat_is_a_quarter_of_the_budget_at_most(
+    kv_type: str, value_bytes: int, smollm_path: Path
+) -> None:
+    done = flexinfer("plan", smollm_path, "--ram", "240MiB", "--kv-type", kv_type, "--json")
+    plan = json.loads(done.stdout)
+    token_bytes = 2 * 30 * 3 * 64 * value_bytes  # K and V, layers, heads, values
+    assert plan["context_tokens"] == (60 << 20) // token_bytes // 64 * 64
+    assert plan["parts"]["kv_cache"] == plan["context_tokens"] * token_bytes
+
+
+def test_no_new_tokens_are_no_work(smollm_path: Path) -> None:
+    argv = ("run", smollm_path, "Hi", "--ram", BUDGET, "--max-tokens", 0, "--json")
+    run = json.loads(flexinfer(*argv).stdout)
+    assert (run["text"], run["token_ids"], run["finish_reason"]) == ("", [], "length")
+    assert (run["sweeps"], run["tpot_s"]) == (0, None)
 
 
 def test_plan_says_when_nothing_streams_and_when_nothing_is_pinned(smollm_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ from engine_tools import locking, opened
 from factory import VOCAB_SIZE, make_gguf
 
 from flexinfer import LLM, PromptError, ReadError, SamplingParams
-from flexinfer.errors import OptionError
+from flexinfer.errors import OptionError, UnsupportedError
 from flexinfer.executor.model import Model, open_model
+from flexinfer.tokenizer import load_tokenizer
 
 PROMPT = [1, *range(40, 80)]
 
@@ -65,6 +67,14 @@ def test_an_empty_prompt_and_foreign_ids(llm: LLM) -> None:
     with pytest.raises(PromptError, match=f"{VOCAB_SIZE}"):
         llm.stream([VOCAB_SIZE])
     assert len(tokens(llm, 3, [1])) == 3  # only a special token
+
+
+def test_without_a_tokenizer_ids_still_work(model: Model, llm: LLM) -> None:
+    with opened(replace(model, tokenizer=load_tokenizer({})), ctx=160) as bare:
+        done = bare.generate(PROMPT, SamplingParams(max_tokens=12, stop=("a",)))
+        assert (list(done.token_ids), done.text) == (tokens(llm), "")
+        with pytest.raises(UnsupportedError, match="no tokenizer"):
+            bare.generate("text")
 
 
 def test_end_tokens_stop_and_are_not_shown(llm: LLM) -> None:
@@ -157,12 +167,6 @@ def test_a_truncated_file_is_an_error_of_the_request(tmp_path: Path) -> None:
         os.truncate(path, path.stat().st_size // 2)
         with pytest.raises(ReadError, match=r"cut\.gguf"):
             tokens(llm, 200)
-
-
-def test_the_ledger_holds_what_was_planned(llm: LLM) -> None:
-    charged = {c: n for c, n in llm.session.ledger.totals.items() if n}
-    assert charged == {c: n for c, n in llm.plan.parts.items() if n}
-    assert llm.plan.total_bytes <= llm.plan.budget_bytes
 
 
 def test_the_same_tokens_at_any_budget_thread_count_and_prefetch(model: Model, llm: LLM) -> None:

@@ -42,9 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         console.clear()
         return EXIT_INTERRUPTED
-    except (
-        BrokenPipeError
-    ):  # the reader has seen enough; nothing more can be written, at exit either
+    except BrokenPipeError:
+        # The reader has seen enough; nothing more can be written, at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
@@ -232,7 +231,3 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         "-v", "--verbose", action="store_true", help="say more; tracebacks of faults"
     )
     parser.add_argument("--quiet", action="store_true", help="say nothing but errors")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -32,7 +32,8 @@ class LLM:
 
     `model` is a GGUF file; `ram` a size ("8GiB", bytes; default: what the machine can spare),
     `ctx` the tokens of context to reserve (default: as for a chat). Use it as a context manager,
-    or close() it. Raises FlexInferError subclasses.
+    or close() it. Threads may share it: `generate` and `chat` then wait for each other, streams
+    take turns. A fork of the process has to open its own. Raises FlexInferError subclasses.
     """
 
     def __init__(
@@ -116,12 +117,13 @@ class LLM:
 
     def _complete(self, prompt: Prompt, params: SamplingParams | None) -> Completion:
         text, ids, reason = "", [], ""
-        for chunk in self.stream(prompt, params):
-            text += chunk.text
-            reason = chunk.finish_reason or reason
-            if chunk.token_id is not None:
-                ids.append(chunk.token_id)
-        return Completion(text, tuple(ids), reason, self.stats)
+        with self.session.engine.turn:  # threads wait for each other rather than for each token
+            for chunk in self.stream(prompt, params):
+                text += chunk.text
+                reason = chunk.finish_reason or reason
+                if chunk.token_id is not None:
+                    ids.append(chunk.token_id)
+            return Completion(text, tuple(ids), reason, self.stats)
 
     def close(self) -> None:
         self.session.close()

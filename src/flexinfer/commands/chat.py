@@ -4,12 +4,7 @@ import argparse
 import sys
 
 from flexinfer.commands.console import Console
-from flexinfer.commands.loading import (
-    announce,
-    load,
-    options,
-    prefill_progress,
-)
+from flexinfer.commands.loading import announce, load, options, prefill_progress
 from flexinfer.commands.models import model_path
 from flexinfer.commands.run import report, stream_answer, system_message
 from flexinfer.errors import PromptError

@@ -3,12 +3,7 @@
 import argparse
 
 from flexinfer.commands.console import Console
-from flexinfer.commands.figures import (
-    amount_of_bytes,
-    bytes_rate,
-    count,
-    tokens_rate,
-)
+from flexinfer.commands.figures import amount_of_bytes, bytes_rate, count, tokens_rate
 from flexinfer.commands.plan_view import show
 from flexinfer.commands.progress import Phase, Progress
 from flexinfer.commands.summary import describe_plan

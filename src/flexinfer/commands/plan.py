@@ -15,10 +15,8 @@ from flexinfer.executor.setup import Planned, plan_run
 from flexinfer.memory.arena import Arena
 from flexinfer.memory.budget import usable_bytes
 
-PROMPT_TOKENS, NEW_TOKENS = (
-    512,
-    64,
-)  # of a workload that is stated by halves, or not at all in `bench`
+# Of a workload that is stated by halves, or not at all in `bench`.
+PROMPT_TOKENS, NEW_TOKENS = 512, 64
 
 
 def plan(args: argparse.Namespace, console: Console) -> int:

@@ -3,14 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from flexinfer.commands.figures import (
-    aligned,
-    bytes_rate,
-    count,
-    duration,
-    share,
-    tokens_rate,
-)
+from flexinfer.commands.figures import aligned, bytes_rate, count, duration, share, tokens_rate
 from flexinfer.commands.summary import limit
 from flexinfer.executor.model import Model
 from flexinfer.executor.setup import Planned

@@ -10,12 +10,7 @@ from typing import TextIO
 
 from flexinfer.commands.console import Console
 from flexinfer.commands.figures import count, tokens_rate
-from flexinfer.commands.loading import (
-    announce,
-    load,
-    options,
-    prefill_progress,
-)
+from flexinfer.commands.loading import announce, load, options, prefill_progress
 from flexinfer.commands.models import model_path
 from flexinfer.commands.progress import Progress
 from flexinfer.commands.summary import describe_stats
@@ -76,8 +71,6 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
                 f"{name} cannot take effect at temperature 0, where the likeliest token is taken",
                 "give a --temperature above 0, for example 0.7",
             )
-    if args.seed is not None and args.seed < 0:
-        raise OptionError(f"--seed is {args.seed}; it must be 0 or more")
     return SamplingParams(
         max_tokens=args.max_tokens,
         temperature=args.temperature,

@@ -2,12 +2,15 @@
 tokens.
 """
 
+import os
+import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from flexinfer.errors import PromptError
+from flexinfer.errors import FlexInferError, PromptError
 from flexinfer.executor.executor import Executor
 from flexinfer.executor.kv_cache import PagePool
 from flexinfer.executor.kv_cache import Sequence as CachedSequence
@@ -49,6 +52,10 @@ class Timing:
 class Engine:
     """Continues token sequences; keeps the cache of the last one, so that a chat's next turn
     starts warm.
+
+    Several continuations may be under way at once, in one thread or several: they take turns by
+    the token, each sweeping again what the others drove out of the cache, so none is changed by
+    them. Who holds `turn` goes on alone meanwhile.
     """
 
     def __init__(
@@ -64,6 +71,10 @@ class Engine:
         self._vocab_size = vocab_size
         self._context_tokens = context_tokens
         self._sequence = CachedSequence(pool, context_tokens)
+        self._served: list[int] | None = None  # whose cache it is, as long as nothing came between
+        self._process = os.getpid()
+        self._closed = self._stepping = False
+        self.turn = threading.RLock()
         self.timing = Timing(0)
 
     def generate(
@@ -74,7 +85,8 @@ class Engine:
 
         Raises PromptError at once for a prompt that is empty, too long, or not of this vocabulary.
         """
-        self._check(prompt)
+        with self._step():
+            self._check(prompt)
         return self._generate(list(prompt), params, progress)
 
     def score(self, tokens: Sequence[int], first: int) -> Array:
@@ -87,11 +99,50 @@ class Engine:
                 f"{len(tokens)} tokens to score, {self._executor.sweep_tokens} fit in one sweep",
                 "give more --ram or a smaller --ctx",
             )
-        sequence = self._sequence
-        sequence.truncate(0)
-        sequence.reserve(len(tokens))
-        span = Span(0, len(tokens), 0, sequence.table)
-        return self._executor.score(tokens, (span,), first)
+        with self._step():
+            sequence, self._served = self._sequence, None
+            sequence.truncate(0)
+            sequence.reserve(len(tokens))
+            span = Span(0, len(tokens), 0, sequence.table)
+            return self._executor.score(tokens, (span,), first)
+
+    def close(self) -> None:
+        """Refuse what comes, once a step under way is over. Raises FlexInferError within one."""
+        if self._process != os.getpid():  # who was in a step when we were forked never leaves it
+            return
+        with self.turn:
+            self._refuse_within_a_step()
+            self._closed = True
+
+    def check_process(self) -> None:
+        """Raises FlexInferError in a fork of the process that opened the model."""
+        if self._process != os.getpid():
+            raise FlexInferError(
+                f"the model was opened in process {self._process}, not in its fork {os.getpid()}, "
+                "which has none of the threads that read it",
+                'open it where it is used; multiprocessing has the start method "spawn"',
+            )
+
+    @contextmanager
+    def _step(self) -> Iterator[None]:
+        """A turn of one sampled token. Raises FlexInferError where there can be none."""
+        self.check_process()
+        with self.turn:
+            self._refuse_within_a_step()
+            if self._closed:
+                raise closed()
+            self._stepping = True
+            try:
+                yield
+            finally:
+                self._stepping = False
+
+    def _refuse_within_a_step(self) -> None:
+        if self._stepping:
+            raise FlexInferError(
+                "a progress callback can neither begin another request nor close the model",
+                "raise an exception there to stop the work",
+            )
 
     def _check(self, prompt: Sequence[int]) -> None:
         if not prompt:
@@ -105,25 +156,29 @@ class Engine:
             )
         bad = next((t for t in prompt if not 0 <= t < self._vocab_size), None)
         if bad is not None:
-            raise PromptError(f"token id {bad} is not in the vocabulary of {self._vocab_size}")
+            raise PromptError(
+                f"token id {bad} is not in the vocabulary of {self._vocab_size}",
+                "were the ids made with the tokenizer of another model?",
+            )
 
     def _generate(
-        self, prompt: list[int], params: SamplingParams, progress: Progress | None
+        self, tokens: list[int], params: SamplingParams, progress: Progress | None
     ) -> Generator[Chunk, None, None]:
         start = time.perf_counter()
         sweeps = self._executor.sweeps
-        self.timing = timing = Timing(len(prompt))
-        limit = min(params.max_tokens, self._context_tokens - len(prompt) + 1)
+        self.timing = timing = Timing(len(tokens))
+        limit = min(params.max_tokens, self._context_tokens - len(tokens) + 1)
         if limit <= 0:
             yield Chunk(None, "", "length")
             return
         sampler = Sampler(params, self._sampled_vocabulary())
         text = StopMatcher(self._tokenizer, params.stop)
         ends = self._ends(params)
-        logits = self._prefill(prompt, progress)
         first = 0.0
         for count in range(1, limit + 1):
-            token = sampler.sample(logits)
+            with self._step():
+                token = sampler.sample(self._advance(tokens, progress))
+            tokens.append(token)
             now = time.perf_counter()
             first = first or now
             self.timing = timing = replace(
@@ -144,7 +199,15 @@ class Engine:
                 yield Chunk(token, piece + text.flush(), "length")
                 return
             yield Chunk(token, piece)
-            logits = self._append([token])
+
+    def _advance(self, tokens: list[int], progress: Progress | None) -> Array:
+        """The logits after `tokens`, of which the last one is new since its latest turn."""
+        if self._served is tokens:
+            return self._append(tokens[-1:])
+        self._served = None  # until it is done: it may be interrupted
+        logits = self._prefill(tokens, progress)
+        self._served = tokens
+        return logits
 
     def _prefill(self, prompt: list[int], progress: Progress | None) -> Array:
         """Sweep the prompt beyond what the cache already holds of it; the logits after its last
@@ -194,6 +257,11 @@ class Engine:
     def _sampled_vocabulary(self) -> int:
         rows = self._vocab_size
         return self._tokenizer.sampled_rows(rows) if self._tokenizer else rows
+
+
+def closed() -> FlexInferError:
+    """What is said of requests that come too late."""
+    return FlexInferError("the model is closed", "open it again")
 
 
 def _layer_progress(

@@ -4,26 +4,21 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from flexinfer import _kernels
 from flexinfer.executor.workspace import Workspace
 from flexinfer.models.decoder import Decoder
 from flexinfer.models.spec import Rope
-from flexinfer.ops.base import Array, Input, Span
-from flexinfer.ops.cpu import CpuOps
+from flexinfer.ops.base import Array, Input, Ops, Span
 
 HEAD = (-1, "output")
 SCORE_SLAB_VALUES = 1 << 19  # 2 MiB, and as much again for each step of the reduction
 
 
 class Executor:
-    """Runs sweeps of a decoder on the CPU, in the workspace's memory."""
+    """Runs sweeps of a decoder by `ops`, in the workspace's memory."""
 
-    def __init__(
-        self, decoder: Decoder, ops: CpuOps, context: _kernels.Context, workspace: Workspace
-    ) -> None:
+    def __init__(self, decoder: Decoder, ops: Ops, workspace: Workspace) -> None:
         self._decoder = decoder
         self._ops = ops
-        self._context = context
         self._workspace = workspace
         self._ropes = tuple(dict.fromkeys(layer.rope for layer in decoder.spec.layers))
         self._frequencies = tuple(inverse_frequencies(rope) for rope in self._ropes)
@@ -116,7 +111,7 @@ class Executor:
         angles = {}
         for i, (rope, frequencies) in enumerate(zip(self._ropes, self._frequencies, strict=True)):
             space = self._workspace.angles[i][: n * rope.dim].reshape(n, rope.dim)
-            _kernels.rope_angles(frequencies, positions.astype(np.int32), 1.0, space)
+            self._ops.rope_angles(frequencies, positions.astype(np.int32), space)
             angles[rope] = space
         return angles
 

@@ -12,10 +12,6 @@ class PagePool:
     def __init__(self, pages: int) -> None:
         self._free = list(range(pages - 1, -1, -1))
 
-    @property
-    def free_pages(self) -> int:
-        return len(self._free)
-
     def take(self) -> int:
         return self._free.pop()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flexinfer.formats.checkpoint import Checkpoint
 from flexinfer.formats.open import open_checkpoint
-from flexinfer.memory.budget import resident_bytes
+from flexinfer.memory.budget import peak_resident_bytes, resident_bytes
 from flexinfer.models.from_gguf import spec_from_gguf
 from flexinfer.models.spec import ModelSpec
 from flexinfer.models.weights import ModelWeights, collect_weights
@@ -16,16 +16,14 @@ from flexinfer.tokenizer import Tokenizer, load_chat_template, load_tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What `open_model` returns; `base_bytes` were resident before the tokenizer,
-    `tokenizer_bytes` are its own.
-    """
+    """What `open_model` returns."""
 
     checkpoint: Checkpoint
     spec: ModelSpec
     weights: ModelWeights
     tokenizer: Tokenizer
-    base_bytes: int
-    tokenizer_bytes: int
+    tokenizer_bytes: int  # resident memory that it added
+    earlier_peak_bytes: int  # the most the process held before: another model's, perhaps
 
     @property
     def path(self) -> Path:
@@ -41,9 +39,11 @@ class Model:
 
 def open_model(path: str | Path) -> Model:
     """Read headers and build the tokenizer. Raises FlexInferError subclasses."""
+    earlier_peak = peak_resident_bytes()
     checkpoint = open_checkpoint(path)
     spec = spec_from_gguf(checkpoint)
     weights = collect_weights(checkpoint, spec)
     base = resident_bytes()
     tokenizer = load_tokenizer(checkpoint.metadata)
-    return Model(checkpoint, spec, weights, tokenizer, base, max(0, resident_bytes() - base))
+    added = max(0, resident_bytes() - base)
+    return Model(checkpoint, spec, weights, tokenizer, added, earlier_peak)

@@ -10,8 +10,8 @@ from flexinfer.ops.base import Array
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to continue a prompt. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep every
-    token.
+    """How to continue a prompt. `temperature` 0 is greedy, whatever `top_k` and `top_p` are; 0 and
+    1 keep every token there. Raises OptionError for values out of range.
     """
 
     max_tokens: int = 512
@@ -29,12 +29,14 @@ class SamplingParams:
             ("temperature", self.temperature, 0 <= self.temperature < np.inf, "0 or more"),
             ("top_k", self.top_k, self.top_k >= 0, "0 (all) or more"),
             ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0, at most 1"),
+            ("seed", self.seed, self.seed is None or self.seed >= 0, "0 or more"),
+            ("stop", self.stop, not isinstance(self.stop, str), "a tuple of texts"),
         )
         for name, value, good, wanted in checks:
             if not good:
-                raise OptionError(f"{name} is {value}; it must be {wanted}")
+                raise OptionError(f"{name} is {value!r}; it must be {wanted}", "see SamplingParams")
         if any(not text for text in self.stop):
-            raise OptionError("an empty stop string would end every text at once")
+            raise OptionError("an empty stop string would end every text at once", "leave it out")
 
 
 class Sampler:
@@ -46,7 +48,7 @@ class Sampler:
         self._random = np.random.default_rng(params.seed)
 
     def sample(self, logits: Array) -> int:
-        """A token id from float32 logits [vocabulary]."""
+        """A token id from float32 logits [vocabulary]: top-k, then temperature, then top-p."""
         logits = logits[: self._vocab_size]
         params = self._params
         if params.temperature == 0 or params.top_k == 1:

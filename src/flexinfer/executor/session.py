@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from flexinfer import _kernels
-from flexinfer.executor.engine import Engine
+from flexinfer.executor.engine import Engine, closed
 from flexinfer.executor.executor import Executor
 from flexinfer.executor.kv_cache import PagePool
 from flexinfer.executor.model import Model
@@ -20,12 +20,12 @@ from flexinfer.models.decoder import Decoder
 from flexinfer.ops.base import Array, BoundMatrix, BoundSegment
 from flexinfer.ops.cpu import Cache, CpuOps
 from flexinfer.ops.embedding import EmbeddingRows
-from flexinfer.planner.placement import GROUP_ROWS, Placement
+from flexinfer.planner.placement import BLOCK_BYTES, GROUP_ROWS, Placement
 from flexinfer.planner.planner import Plan
 from flexinfer.planner.sizes import PAGE_TOKENS, Sizes, aligned
 from flexinfer.streaming.locking import lock_weights, read_vector
 from flexinfer.streaming.prefetcher import Prefetcher, SerialStream, Stream
-from flexinfer.streaming.reader import BLOCK_BYTES, Reader
+from flexinfer.streaming.reader import Reader
 from flexinfer.streaming.ring import Ring
 
 IO_THREADS = 2
@@ -54,6 +54,7 @@ class Session:
         self._readers: dict[Path, Reader] = {}
         self._stream: Stream | None = None
         self._arena: Arena | None = None
+        self._engine: Engine | None = None
         self._embedding = EmbeddingRows(model.weights.embedding)
         try:
             self._build(model, context, progress)
@@ -64,7 +65,7 @@ class Session:
 
     def _build(self, model: Model, context: _kernels.Context, progress: Progress | None) -> None:
         plan, spec = self.plan, model.spec
-        sizes = Sizes(spec, model.weights, plan.kv_type, context.threads)
+        sizes = Sizes(spec, model.weights, plan.kv_type)
         for category in (Category.INTERPRETER, Category.TOKENIZER):
             self.ledger.charge(category, plan.parts[category])
         self._arena = arena = Arena(plan.arena_bytes)
@@ -83,6 +84,7 @@ class Session:
         self.ledger.charge(Category.LOCKED, plan.placement.locked_bytes)
         addresses = lock_weights(plan.placement, self._readers, arena, ring, interleave, locking)
         vectors = self._vectors(model)
+        model.checkpoint.check()  # all that was read is of the file that was planned for
         cache = self._cache(sizes)
         workspace = self._workspace(sizes)
         if plan.placement.requests:
@@ -93,9 +95,9 @@ class Session:
                 self._stream = SerialStream(requests, readers, ring)
         ops = CpuOps(context, spec, self._embedding, cache, self._stream)
         decoder = Decoder(spec, bind_matrices(plan.placement, addresses), vectors)
-        self.executor = Executor(decoder, ops, context, workspace)
+        self.executor = Executor(decoder, ops, workspace)
         self.pool = PagePool(cache.pages)
-        self.engine = Engine(
+        self._engine = Engine(
             self.executor,
             model.tokenizer,
             spec.vocab_size,
@@ -130,6 +132,14 @@ class Session:
         return Workspace.carve(sizes, tokens, activations, logits)
 
     @property
+    def engine(self) -> Engine:
+        """Raises FlexInferError once closed, and in a fork of the process."""
+        if self._engine is None:
+            raise closed()
+        self._engine.check_process()
+        return self._engine
+
+    @property
     def disk_read_bytes(self) -> int:
         """Read from the model since it was opened, headers and vectors apart."""
         readers = sum(reader.read_bytes for reader in self._readers.values())
@@ -150,14 +160,19 @@ class Session:
         return self._stream.stats.stall_s if self._stream else 0.0
 
     def close(self) -> None:
-        """Stop reading and give the memory back; twice does no harm."""
+        """Stop reading and give the memory back; twice does no harm.
+
+        Requests under way end with an error at their next token, which this waits for.
+        """
+        if self._engine is not None:
+            self._engine.close()
         if self._stream is not None:
             self._stream.close()
         for reader in self._readers.values():
             reader.close()
         self._embedding.close()
-        for name in ("engine", "executor"):  # with them go the arrays that lie in the arena
-            self.__dict__.pop(name, None)
+        self._engine = None  # with these two go the arrays that lie in the arena
+        self.__dict__.pop("executor", None)
         if self._arena is not None:
             with suppress(BufferError):  # a traceback may hold an array; it is freed with that then
                 self._arena.close()

@@ -22,6 +22,7 @@ from flexinfer.memory.budget import (
 from flexinfer.memory.ledger import Category
 from flexinfer.planner.hardware import Hardware
 from flexinfer.planner.planner import Plan, Prediction, Workload, make_plan, predict
+from flexinfer.planner.sizes import PAGE_TOKENS, Sizes
 from flexinfer.units import parse_bytes
 
 CHAT_CONTEXT_TOKENS = 4096
@@ -71,6 +72,7 @@ def plan_run(
     workload = _workload(model, options, budget, prompt_tokens, new_tokens)
     types = dict.fromkeys(m.tensor.block_type for m in model.weights.matrices)
     hardware = probe(model.path, types, context, usable_bytes(budget) - resident_bytes())
+    peak = peak_resident_bytes()
     plan = make_plan(
         model.spec,
         model.weights,
@@ -80,9 +82,8 @@ def plan_run(
             Category.INTERPRETER: max(0, resident_bytes() - model.tokenizer_bytes),
             Category.TOKENIZER: model.tokenizer_bytes,
         },
-        peak_bytes=peak_resident_bytes(),
+        peak_bytes=peak if peak > model.earlier_peak_bytes else 0,
         kv_type=options.kv_type,
-        threads=context.threads,
         policy=options.policy,
         prefetch=options.prefetch,
     )
@@ -117,6 +118,7 @@ def _workload(
 
 
 def _chat_context_tokens(model: Model, options: Options, budget_bytes: int) -> int:
-    per_token = model.spec.kv_bytes_per_token(4 if options.kv_type == "f32" else 2)
-    fits = budget_bytes // CONTEXT_SHARE // per_token // 64 * 64
-    return max(64, min(CHAT_CONTEXT_TOKENS, model.spec.context_tokens, fits))
+    sizes = Sizes(model.spec, model.weights, options.kv_type)
+    per_token = model.spec.kv_bytes_per_token(sizes.kv_value_bytes)
+    fits = budget_bytes // CONTEXT_SHARE // per_token // PAGE_TOKENS * PAGE_TOKENS
+    return max(PAGE_TOKENS, min(CHAT_CONTEXT_TOKENS, model.spec.context_tokens, fits))

@@ -1,14 +1,42 @@
 """What every model file format gives: metadata and a table of tensors; never the tensors' data."""
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
-from flexinfer.errors import UnsupportedError
+from flexinfer.errors import ReadError, UnsupportedError
 from flexinfer.formats.quants import BLOCK_TYPES, BlockType
 
 VECTOR_TYPES = ("F32", "F16", "BF16")  # norms and biases: float32 once loaded
+
+
+@dataclass(frozen=True, slots=True)
+class FileIdentity:
+    """What tells a file from one put in its place, and from itself before it was written to."""
+
+    device: int
+    inode: int
+    size_bytes: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Self:
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+    def check(self, path: Path, fd: int | None = None) -> None:
+        """Raises ReadError where `path`, or the open file `fd`, is no longer that file."""
+        try:
+            same = self == self.of(path.stat() if fd is None else os.fstat(fd))
+        except OSError:
+            same = False
+        if not same:
+            raise ReadError(
+                f"{path}: was replaced, truncated or written to while in use "
+                f"({self.size_bytes} bytes when opened)",
+                "start again with the new file",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +76,10 @@ class Checkpoint(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]: ...
+
+    def check(self) -> None:
+        """Raises ReadError where a file is no longer the one whose header was read."""
+        ...
 
 
 def check_computable(tensors: Iterable[TensorInfo]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flexinfer.errors import FormatError, UnsupportedError
-from flexinfer.formats.checkpoint import TensorInfo
+from flexinfer.formats.checkpoint import FileIdentity, TensorInfo
 from flexinfer.formats.gguf_values import UINT32, HeaderReader, Metadata
 from flexinfer.formats.quants import BLOCK_TYPES
 from flexinfer.formats.sniff import HEAD_BYTES, describe_foreign
@@ -37,9 +37,16 @@ class GGUFCheckpoint:
     path: Path
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
-    file_bytes: int
+    identity: FileIdentity
     version: int
     alignment: int
+
+    @property
+    def file_bytes(self) -> int:
+        return self.identity.size_bytes
+
+    def check(self) -> None:
+        self.identity.check(self.path)
 
 
 def open_gguf(path: Path) -> GGUFCheckpoint:
@@ -50,7 +57,8 @@ def open_gguf(path: Path) -> GGUFCheckpoint:
     """
     with path.open("rb", buffering=0) as file:
         fd = file.fileno()
-        reader = HeaderReader(fd, path, os.fstat(fd).st_size)
+        identity = FileIdentity.of(os.fstat(fd))
+        reader = HeaderReader(fd, path, identity.size_bytes)
         version = _read_preamble(reader)
         tensor_count = _read_count(reader, "tensors", _LEAST_TENSOR_BYTES, _MAX_TENSORS)
         key_count = _read_count(reader, "keys", _LEAST_KEY_BYTES, _MAX_KEYS)
@@ -58,9 +66,7 @@ def open_gguf(path: Path) -> GGUFCheckpoint:
         alignment = values.get("general.alignment", _DEFAULT_ALIGNMENT)
         tensors = _read_tensors(reader, tensor_count, alignment)
     _check_extents(reader, tensors)
-    return GGUFCheckpoint(
-        path, Metadata(path, values), tensors, reader.file_bytes, version, alignment
-    )
+    return GGUFCheckpoint(path, Metadata(path, values), tensors, identity, version, alignment)
 
 
 def _read_preamble(reader: HeaderReader) -> int:

@@ -21,6 +21,8 @@ _NUMBERS = {
 }  # fmt: skip
 _LENGTH = struct.Struct("<Q")
 
+_START_AGAIN = "is the file still being written? Start again when it is complete"
+
 _WINDOW_BYTES = 1 << 16  # for single values
 _PIECE_BYTES = 1 << 20  # for walking over string arrays
 _KEPT_STRING_BYTES = 1 << 12  # longer strings are decoded on access, as arrays are
@@ -80,7 +82,7 @@ class HeaderReader:
             self._window_start, start = self.offset_bytes, 0
         piece = self._window[start : start + size_bytes]
         if len(piece) < size_bytes:
-            raise ReadError(f"{self.path}: the file shrank while its header was read")
+            raise ReadError(f"{self.path}: the file shrank while its header was read", _START_AGAIN)
         self.offset_bytes += size_bytes
         return piece
 
@@ -155,7 +157,9 @@ class HeaderReader:
                 count -= 1
             self._reserve(at + count * _LENGTH.size, what)
             if not at:
-                raise ReadError(f"{self.path}: the file shrank while its header was read")
+                raise ReadError(
+                    f"{self.path}: the file shrank while its header was read", _START_AGAIN
+                )
             self.offset_bytes += at
 
 
@@ -185,13 +189,6 @@ class Metadata(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         value = self._values[key]
         return self._decode(key, value) if isinstance(value, StoredValue) else value
-
-    def array_length(self, key: str) -> int | None:
-        """The number of elements of an array, without decoding it; None for any other value."""
-        value = self._values[key]
-        if isinstance(value, StoredValue) and value.element is not None:
-            return value.count
-        return None
 
     def _decode(self, key: str, stored: StoredValue) -> Any:
         raw = read_range(self._path, stored.offset_bytes, stored.size_bytes)
@@ -225,7 +222,9 @@ class Metadata(Mapping[str, Any]):
             at = start + _LENGTH.unpack_from(raw, at)[0]
             texts.append(self._text(key, raw[start:at]))
         if at != len(raw) or len(texts) != count:
-            raise ReadError(f"{self._path}: the file changed since its header was read ({key})")
+            raise ReadError(
+                f"{self._path}: the file changed since its header was read ({key})", _START_AGAIN
+            )
         return texts
 
 
@@ -236,10 +235,11 @@ def read_range(path: Path, offset_bytes: int, size_bytes: int) -> bytes:
             file.seek(offset_bytes)
             raw = file.read(size_bytes)
     except OSError as error:
-        raise ReadError(f"{path}: {error.strerror}") from error
+        raise ReadError(f"{path}: {error.strerror}", _START_AGAIN) from error
     if len(raw) != size_bytes:
         raise ReadError(
             f"{path}: bytes {offset_bytes} to {offset_bytes + size_bytes} are no longer there; "
-            f"the file was cut or replaced since its header was read"
+            f"the file was cut or replaced since its header was read",
+            _START_AGAIN,
         )
     return raw

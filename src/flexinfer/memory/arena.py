@@ -88,7 +88,8 @@ class Arena:
         if start + size_bytes > self.size_bytes:
             raise BudgetError(
                 f"the plan's memory of {self.size_bytes} bytes has {self.size_bytes - start} left, "
-                f"{size_bytes} were asked for"
+                f"{size_bytes} were asked for",
+                "a fault of FlexInfer; a larger --ram may go round it",
             )
         self.used_bytes = start + size_bytes
         return Region(self.address + start, size_bytes, self._map, self._start_bytes + start)

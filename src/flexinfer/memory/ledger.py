@@ -17,8 +17,6 @@ class Category(StrEnum):
     KV_CACHE = "kv_cache"
     ACTIVATIONS = "activations"
     LOGITS = "logits"
-    EMBEDDING_CACHE = "embedding_cache"
-    PINNED_COPIES = "pinned_copies"
 
 
 class Ledger:

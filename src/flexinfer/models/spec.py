@@ -10,9 +10,8 @@ class Rope:
 
     base: float
     dim: int  # leading dimensions of a head that turn
-    pairing: Literal[
-        "adjacent", "half"
-    ]  # (0,1),(2,3).. as llama's GGUF rows, or (0,d/2),(1,d/2+1)..
+    # (0,1),(2,3).. as llama's GGUF rows, or (0,d/2),(1,d/2+1)..
+    pairing: Literal["adjacent", "half"]
     factors: tuple[float, ...] | None = None
     scale: float = 1.0
 
@@ -50,4 +49,5 @@ class ModelSpec:
     logit_softcap: float | None = None
 
     def kv_bytes_per_token(self, value_bytes: int) -> int:
+        """Of keys and values in all layers, `value_bytes` each."""
         return 2 * len(self.layers) * self.kv_heads * self.head_dim * value_bytes

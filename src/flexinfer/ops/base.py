@@ -2,7 +2,7 @@
 buffers and numbers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol
@@ -72,9 +72,14 @@ class Span:
 
 
 class Ops(Protocol):
-    """The operations of the dense family. Shapes: x [tokens, columns], float32."""
+    """The operations of the dense family. Shapes: x and out [tokens, columns], float32.
 
-    def embed(self, tokens: Sequence[int], factor: float, out: Array) -> None: ...
+    Whatever reads weights raises ReadError; after it, or Ctrl-C, comes `abandon_sweep`.
+    """
+
+    def embed(self, tokens: Sequence[int], factor: float, out: Array) -> None:
+        """The tokens' rows of the embedding, times `factor`."""
+        ...
 
     def quantise(self, x: Array, space: Array, matrices: Sequence[BoundMatrix]) -> Input:
         """Make `x` ready for `matrices`; `space` uint8 [tokens, bytes] takes the int8 form if
@@ -89,17 +94,41 @@ class Ops(Protocol):
         out: Array,
         epilogue: Epilogue = Epilogue.STORE,
         bias: Array | None = None,
-    ) -> None: ...
+    ) -> None:
+        """x times the matrix transposed, plus `bias` [rows]; out [tokens, rows]."""
+        ...
+
+    def slabs(self, matrix: BoundMatrix, x: Input, out: Array) -> Iterator[tuple[int, Array]]:
+        """The product in row slabs as wide as `out`: yields (first row, values [tokens, rows of
+        the slab]), each valid until the next.
+        """
+        ...
 
     def pass_over(self, matrix: BoundMatrix) -> None:
         """Let the matrix's streamed segments go by unused."""
         ...
 
-    def rms_norm(self, x: Array, weight: Array, eps: float, out: Array) -> None: ...
+    def rms_norm(self, x: Array, weight: Array, eps: float, out: Array) -> None:
+        """out = x / rms(x) * weight; `out` may be x."""
+        ...
 
-    def rms_norm_add(self, x: Array, weight: Array, eps: float, out: Array) -> None: ...
+    def rms_norm_add(self, x: Array, weight: Array, eps: float, out: Array) -> None:
+        """out += x / rms(x) * weight."""
+        ...
 
-    def rope(self, x: Array, heads: int, head_dim: int, angles: Array, adjacent: bool) -> None: ...
+    def rope_angles(self, frequencies: Array, positions: Array, out: Array) -> None:
+        """Cosines and sines for `rope`, [tokens, 2 * pairs], of float64 frequencies [pairs] and
+        int32 positions [tokens].
+        """
+        ...
+
+    def rope(self, x: Array, heads: int, head_dim: int, angles: Array, adjacent: bool) -> None:
+        """Turn the pairs of each head in place: neighbours where `adjacent`, else halves."""
+        ...
+
+    def softcap(self, x: Array, cap: float) -> None:
+        """x = cap * tanh(x / cap), in place."""
+        ...
 
     def attention(
         self,
@@ -114,4 +143,8 @@ class Ops(Protocol):
         """Append k and v to the layer's cache, then attend: rows of each span see its sequence
         up to themselves.
         """
+        ...
+
+    def abandon_sweep(self) -> None:
+        """Forget the sweep's place: the next one begins at the first request."""
         ...

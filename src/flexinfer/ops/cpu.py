@@ -88,9 +88,6 @@ class CpuOps:
             )
 
     def slabs(self, matrix: BoundMatrix, x: Input, out: Array) -> Iterator[tuple[int, Array]]:
-        """The product in row slabs as wide as `out`: yields (first row, values [tokens, rows of
-        the slab]).
-        """
         width = out.shape[1] // GROUP_ROWS * GROUP_ROWS
         for interleaved, address, row, rows in self._pieces(matrix):
             step = matrix.group_bytes // GROUP_ROWS if interleaved else matrix.row_bytes
@@ -137,7 +134,6 @@ class CpuOps:
                 self._stream.release(segment.request)
 
     def abandon_sweep(self) -> None:
-        """Forget the sweep's place: the next one begins at the first request."""
         self._held.clear()
         if self._stream is not None:
             self._stream.rewind()
@@ -147,6 +143,9 @@ class CpuOps:
 
     def rms_norm_add(self, x: Array, weight: Array, eps: float, out: Array) -> None:
         _kernels.rms_norm_add(self._context, x, weight, eps, out)
+
+    def rope_angles(self, frequencies: Array, positions: Array, out: Array) -> None:
+        _kernels.rope_angles(frequencies, positions, 1.0, out)
 
     def rope(self, x: Array, heads: int, head_dim: int, angles: Array, adjacent: bool) -> None:
         _kernels.rope(self._context, x, heads, head_dim, angles, adjacent)

@@ -10,7 +10,7 @@ import numpy as np
 
 from flexinfer import _kernels
 from flexinfer.errors import ReadError
-from flexinfer.formats.checkpoint import TensorInfo
+from flexinfer.formats.checkpoint import FileIdentity, TensorInfo
 
 
 class EmbeddingRows:
@@ -20,20 +20,27 @@ class EmbeddingRows:
 
     def __init__(self, table: TensorInfo) -> None:
         self._table = table
-        self._fd = os.open(table.path, os.O_RDONLY)
+        self._fd = os.open(table.path, os.O_RDONLY | os.O_CLOEXEC)
+        self._identity = FileIdentity.of(os.fstat(self._fd))
         os.posix_fadvise(self._fd, table.offset_bytes, table.size_bytes, os.POSIX_FADV_RANDOM)
         self._row = np.empty(table.row_bytes, np.uint8)
         self.read_bytes = 0
 
     def gather(self, ids: Sequence[int], out: np.ndarray[Any, Any]) -> None:
-        """Dequantise rows `ids` into `out` float32 [len(ids), columns]. Raises ReadError."""
+        """Dequantise rows `ids` into `out` float32 [len(ids), columns].
+
+        Raises ReadError, also where the file was written to: its rows may be of another model.
+        """
         table, size = self._table, self._table.row_bytes
         for i, row in enumerate(ids):
             offset = table.offset_bytes + row * size
             try:
                 got = os.preadv(self._fd, [self._row.data], offset)
             except OSError as error:
-                raise ReadError(f"{table.path}: {table.name} at offset {offset}: {error}") from None
+                raise ReadError(
+                    f"{table.path}: {table.name} at offset {offset}: {error.strerror}",
+                    "look at the disk and the connection to it, and try again",
+                ) from error
             if got != size:
                 raise ReadError(
                     f"{table.path}: {table.name} at offset {offset}: {got} of {size} bytes read",
@@ -43,6 +50,7 @@ class EmbeddingRows:
             _kernels.dequantize(
                 table.block_type.ggml_id, self._row.ctypes.data, 1, table.columns, out[i : i + 1]
             )
+        self._identity.check(table.path, self._fd)
 
     def close(self) -> None:
         if self._fd >= 0:

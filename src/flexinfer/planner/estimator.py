@@ -42,10 +42,11 @@ def estimate_sweep(
     kv_value_bytes: int,
     prefetch: bool,
 ) -> SweepEstimate:
-    """Estimate a sweep of `tokens` tokens, attention over `context_tokens` positions each.
+    """Estimate a sweep of `tokens` tokens whose attention reads `context_tokens` cached positions.
 
     Per matrix the larger of reading its weights once and multiplying them with every token (the
-    kernels overlap the two); the head sees one token.
+    kernels overlap the two); the head sees one token. The cache is read once, its values taking
+    `kv_value_bytes` each; attention's own operations are not counted.
     """
     compute = len(spec.layers) * CALLS_PER_LAYER * CALL_S
     for matrix in matrices:

@@ -8,6 +8,7 @@ from pathlib import Path
 from flexinfer.models.weights import Matrix
 
 GROUP_ROWS = 16  # rows that the kernels handle together; every cut lies at a multiple of it
+BLOCK_BYTES = 4096  # direct reads: alignment of offset, length and memory that all devices accept
 
 
 @dataclass(frozen=True, slots=True)

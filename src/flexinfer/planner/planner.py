@@ -14,7 +14,7 @@ from flexinfer.models.spec import ModelSpec
 from flexinfer.models.weights import Matrix, ModelWeights
 from flexinfer.planner.estimator import SweepEstimate, estimate_sweep
 from flexinfer.planner.hardware import Hardware
-from flexinfer.planner.placement import Placement
+from flexinfer.planner.placement import BLOCK_BYTES, Placement
 from flexinfer.planner.preservation import place_rows, request_bytes, total_locked_bytes
 from flexinfer.planner.sizes import Sizes
 from flexinfer.units import MiB, format_bytes
@@ -25,7 +25,6 @@ RING_SHARE = 8  # at most this part of the memory for weights, above the least r
 MAX_SWEEP_TOKENS = 2048
 MIN_SWEEP_TOKENS = 32
 ALIGNING_BYTES = 64 * 1024  # between regions; less than the margin by far
-BLOCK_BYTES = 4096  # of direct reads; a read's unaligned ends lie in two more
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +88,19 @@ def make_plan(
     base_bytes: Mapping[Category, int],
     peak_bytes: int = 0,
     kv_type: str = "f16",
-    threads: int,
     policy: str = "rows",
     prefetch: bool = True,
 ) -> Plan:
     """Divide `budget_bytes`; `base_bytes` is what the process holds already, `peak_bytes` the most
-    it ever held.
+    it held while it opened the model.
 
     Raises BudgetError with the minimum and its parts where it does not suffice.
     """
     if policy != "rows":
         raise OptionError(f"unknown policy {policy!r}", "known: rows")
-    sizes = Sizes(spec, weights, kv_type, threads)
+    sizes = Sizes(spec, weights, kv_type)
     usable = usable_bytes(budget_bytes)
-    slot = round_up(request_bytes(weights.matrices), BLOCK_BYTES) + 2 * BLOCK_BYTES
+    slot = round_up(request_bytes(weights.matrices), BLOCK_BYTES) + 2 * BLOCK_BYTES  # ragged ends
     all_locked = total_locked_bytes(weights.matrices)
 
     least_ring = MIN_RING_SLOTS * slot  # locking goes through it, too
@@ -152,7 +150,7 @@ def _refuse(
     listed = [(c.value, n) for c, n in parts.items() if n]
     listed += [(Category.RING.value, ring_bytes), ("margin", minimum - needed)]
     if peak_bytes > minimum:
-        listed.append(("loading the tokenizer", peak_bytes - minimum))
+        listed.append(("opening the model", peak_bytes - minimum))
         minimum = peak_bytes
     text = ", ".join(f"{name} {format_bytes(n)}" for name, n in listed)
     raise BudgetError(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from flexinfer import _kernels
 from flexinfer.errors import OptionError
+from flexinfer.memory.arena import round_up
 from flexinfer.memory.ledger import Category
 from flexinfer.models.spec import ModelSpec
 from flexinfer.models.weights import ModelWeights
@@ -13,11 +14,10 @@ from flexinfer.models.weights import ModelWeights
 KV_TYPES = {"f16": 2, "f32": 4}
 PAGE_TOKENS = 64  # positions in one page of the KV cache
 ALIGNMENT = 64
-SCORE_SLAB_BYTES = 16 * 1024**2  # logits of many tokens exist only a slab at a time
 
 
 def aligned(n: int) -> int:
-    return -(-n // ALIGNMENT) * ALIGNMENT
+    return round_up(n, ALIGNMENT)
 
 
 def quantised_bytes(columns: int) -> int:
@@ -32,7 +32,6 @@ class Sizes:
     spec: ModelSpec
     weights: ModelWeights
     kv_type: str
-    threads: int
 
     def __post_init__(self) -> None:
         if self.kv_type not in KV_TYPES:
@@ -72,9 +71,11 @@ class Sizes:
         return sweep_tokens * (floats + self.quantised_bytes) + 8 * ALIGNMENT * bool(sweep_tokens)
 
     def kv_page_bytes(self) -> int:
+        """One layer's keys and values of PAGE_TOKENS positions."""
         return _kernels.kv_page_bytes(self.spec.kv_heads, self.spec.head_dim, self.kv_value_bytes)
 
     def kv_bytes(self, context_tokens: int) -> int:
+        """The whole pages, in every layer, of a context."""
         return len(self.spec.layers) * -(-context_tokens // PAGE_TOKENS) * self.kv_page_bytes()
 
     def vector_bytes(self) -> int:
@@ -84,6 +85,7 @@ class Sizes:
         return aligned(4 * self.spec.vocab_size)
 
     def parts(self, context_tokens: int, sweep_tokens: int) -> dict[Category, int]:
+        """Bytes by category, but for the weight matrices and what the process holds anyhow."""
         return {
             Category.VECTORS: self.vector_bytes(),
             Category.KV_CACHE: self.kv_bytes(context_tokens),

@@ -11,17 +11,16 @@ import numpy.typing as npt
 from flexinfer.errors import ReadError, UnsupportedError
 from flexinfer.formats.checkpoint import TensorInfo
 from flexinfer.memory.arena import Arena
-from flexinfer.planner.placement import GROUP_ROWS, PlacedMatrix, Placement, Request
+from flexinfer.planner.placement import BLOCK_BYTES, GROUP_ROWS, PlacedMatrix, Placement, Request
 from flexinfer.streaming.prefetcher import Prefetcher
-from flexinfer.streaming.reader import BLOCK_BYTES, Reader
+from flexinfer.streaming.reader import Reader
 from flexinfer.streaming.ring import Ring
 from flexinfer.units import MiB
 
 _GAP_BYTES = MiB // 16  # reading over as much costs less than another request
 
-Interleave = Callable[
-    [int, int, int, int, int], None
-]  # type id, source, destination, rows, columns
+# type id, source address, destination address, rows, columns
+Interleave = Callable[[int, int, int, int, int], None]
 Progress = Callable[[int, int], None]  # done bytes, total bytes
 
 
@@ -43,6 +42,8 @@ def lock_weights(
     loads = tuple(_loads(placement, ring.slot_bytes - 2 * BLOCK_BYTES))
     total = sum(part.size_bytes for load in loads for part in load.parts)
     done = 0
+    if loads:
+        progress(done, total)  # before the first read, which may take its time
     with closing(Prefetcher([load.request for load in loads], readers, ring, wrap=False)) as stream:
         for index, load in enumerate(loads):
             source = stream.take(index)
@@ -68,11 +69,15 @@ def read_vector(tensor: TensorInfo) -> npt.NDArray[np.float32]:
             file.seek(tensor.offset_bytes)
             data = file.read(tensor.size_bytes)
     except OSError as error:
-        raise ReadError(f"{tensor.path}: reading {tensor.name} failed: {error.strerror}") from error
+        raise ReadError(
+            f"{tensor.path}: reading {tensor.name} failed: {error.strerror}",
+            "check that the file is still there and its disk is sound",
+        ) from error
     if len(data) != tensor.size_bytes:
         raise ReadError(
             f"{tensor.path}: short read of {tensor.name} at offset {tensor.offset_bytes}: "
-            f"{tensor.size_bytes} bytes expected, {len(data)} got"
+            f"{tensor.size_bytes} bytes expected, {len(data)} got",
+            "the file was truncated while in use; restore it and start again",
         )
     match tensor.block_type.name:
         case "F32":
@@ -82,7 +87,10 @@ def read_vector(tensor: TensorInfo) -> npt.NDArray[np.float32]:
         case "BF16":
             values = (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
         case other:
-            raise UnsupportedError(f"{tensor.path}: {tensor.name} is {other}, not F32, F16 or BF16")
+            raise UnsupportedError(
+                f"{tensor.path}: {tensor.name} is {other}, not F32, F16 or BF16",
+                "convert the model again, its norms and biases as F32",
+            )
     return values.astype(np.float32).reshape(tensor.shape)
 
 

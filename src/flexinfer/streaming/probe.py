@@ -5,9 +5,9 @@ from contextlib import closing
 from pathlib import Path
 
 from flexinfer.memory.arena import Arena
-from flexinfer.planner.placement import Request
+from flexinfer.planner.placement import BLOCK_BYTES, Request
 from flexinfer.streaming.prefetcher import Prefetcher
-from flexinfer.streaming.reader import BLOCK_BYTES, PIECE_BYTES, REQUEST_BYTES, Reader
+from flexinfer.streaming.reader import PIECE_BYTES, REQUEST_BYTES, Reader
 from flexinfer.streaming.ring import Ring
 
 _SLOTS = 4

@@ -9,14 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flexinfer.errors import ReadError
+from flexinfer.formats.checkpoint import FileIdentity
 from flexinfer.memory.arena import HUGE_PAGE_BYTES, round_up
+from flexinfer.planner.placement import BLOCK_BYTES
 from flexinfer.units import MiB
 
-BLOCK_BYTES = 4096  # alignment of offset, length and memory that every device accepts
 REQUEST_BYTES = 4 * MiB  # payload of a full request
-PIECE_BYTES = (
-    REQUEST_BYTES + 2 * BLOCK_BYTES
-)  # the most in one call: a full request with ragged ends
+PIECE_BYTES = REQUEST_BYTES + 2 * BLOCK_BYTES  # the most in one call: ragged ends, too
 
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
 _log = logging.getLogger(__name__)
@@ -47,9 +46,11 @@ class Reader:
         self._file = -1
         try:
             self._file = self._open()
-            self._identity = _identity(os.fstat(self._file))
+            self._identity = FileIdentity.of(os.fstat(self._file))
         except OSError as error:
-            raise ReadError(f"{path}: cannot be opened: {error.strerror}") from error
+            raise ReadError(
+                f"{path}: cannot be opened: {error.strerror}", "check the path and its permissions"
+            ) from error
 
     @property
     def read_bytes(self) -> int:
@@ -64,7 +65,7 @@ class Reader:
     @property
     def file_bytes(self) -> int:
         """Size of the file when it was opened."""
-        return self._identity[2]
+        return self._identity.size_bytes
 
     def read(self, offset_bytes: int, size_bytes: int, memory: memoryview) -> int:
         """Read a range of the file into `memory`; returns where in it the range starts.
@@ -94,17 +95,8 @@ class Reader:
 
     def check(self) -> None:
         """Raises ReadError where the file is no longer the one opened, or was written to."""
-        try:
-            now = _identity(self.path.stat())
-            same = now == self._identity and _identity(os.fstat(self._file)) == now
-        except OSError:
-            same = False
-        if not same:
-            raise ReadError(
-                f"{self.path}: was replaced, truncated or written to while in use "
-                f"({self.file_bytes} bytes when opened)",
-                "start again with the new file",
-            )
+        self._identity.check(self.path)
+        self._identity.check(self.path, self._file)
 
     def close(self) -> None:
         """Close the file. No read may be under way."""
@@ -136,7 +128,8 @@ class Reader:
                     continue
                 raise ReadError(
                     f"{self.path}: reading {len(memory)} bytes at offset {offset_bytes} failed: "
-                    f"{error.strerror}"
+                    f"{error.strerror}",
+                    "look at the disk and the connection to it, and try again",
                 ) from error
             if not direct:
                 # Units of the cache may straddle pieces; one is dropped only where it lies within.
@@ -154,7 +147,3 @@ class Reader:
                 fcntl.fcntl(self._file, fcntl.F_SETFL, flags & ~os.O_DIRECT)
             self._direct = False
         _log.warning("%s: no direct I/O on this file system; reads are buffered", self.path)
-
-
-def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -3,7 +3,7 @@
 from queue import SimpleQueue
 
 from flexinfer.memory.arena import Region
-from flexinfer.streaming.reader import BLOCK_BYTES
+from flexinfer.planner.placement import BLOCK_BYTES
 
 
 class Ring:

@@ -79,7 +79,9 @@ def load_byte_pairs(
     normal = np.flatnonzero(vocabulary.types == NORMAL).tolist()
     ids = {tokens[i]: i for i in normal}
     if len(ids) != len(normal):
-        raise FormatError("tokenizer.ggml.tokens has the same text twice")
+        raise FormatError(
+            "tokenizer.ggml.tokens has the same text twice", "convert the model again"
+        )
     merges: Sequence[str] = metadata.get("tokenizer.ggml.merges", ())
     # Pairs of the vocabulary's own strings, not of copies: 15 MiB less for 150,000 merges.
     same = {text: text for text in ids}
@@ -90,5 +92,7 @@ def load_byte_pairs(
             vocab=ids, merges=pairs, ignore_merges=pre.whole_words, cache_capacity=_CACHED_WORDS
         )
     except Exception as error:  # the library raises bare exceptions
-        raise FormatError(f"tokenizer.ggml.merges and tokens do not fit: {error}") from error
+        raise FormatError(
+            f"tokenizer.ggml.merges and tokens do not fit: {error}", "convert the model again"
+        ) from error
     return BytePairs(model, pre)

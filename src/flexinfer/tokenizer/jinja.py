@@ -69,7 +69,8 @@ def compile_template(source: str) -> Callable[..., str]:
             return template.render(variables)
         except _Refusal as error:
             raise PromptError(
-                f"the model's chat template refuses these messages: {error}"
+                f"the model's chat template refuses these messages: {error}",
+                "change the roles or their order; --raw does without a template",
             ) from error
         except SecurityError as error:
             raise FormatError(

@@ -36,7 +36,10 @@ def load_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     _trim_heap()
     add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", add_bos))
     if add_bos and vocabulary.bos_id is None:
-        raise FormatError("tokenizer.ggml.add_bos_token is true, but bos_token_id is absent")
+        raise FormatError(
+            "tokenizer.ggml.add_bos_token is true, but bos_token_id is absent",
+            "convert the model again",
+        )
     return Tokenizer(pieces, vocabulary, add_bos)
 
 

@@ -45,6 +45,8 @@ def _message(field: int, payload: bytes) -> bytes:
 
 
 class SentencePieces:
+    """Pieces of the `sentencepiece` library, made from a ModelProto (see model_proto)."""
+
     def __init__(self, proto: bytes, vocabulary: Vocabulary, prefixes_space: bool) -> None:
         """Raises FormatError where the library refuses the vocabulary."""
         self.prefixes_space = prefixes_space
@@ -53,7 +55,9 @@ class SentencePieces:
         try:
             self._library.LoadFromSerializedProto(proto)
         except RuntimeError as error:
-            raise FormatError(f"tokenizer.ggml.tokens: {error}") from error
+            raise FormatError(
+                f"tokenizer.ggml.tokens: {error}", "convert the model again"
+            ) from error
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._library.EncodeAsIds(text)
@@ -77,7 +81,8 @@ def model_proto(
     score_bytes = np.asarray(scores, "<f4").tobytes()
     if len(score_bytes) != 4 * len(tokens):
         raise FormatError(
-            f"tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens"
+            f"tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens",
+            "convert the model again",
         )
     types = vocabulary.types.copy()
     types[types == USER_DEFINED] = NORMAL

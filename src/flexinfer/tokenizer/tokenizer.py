@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flexinfer.errors import PromptError, UnsupportedError
 from flexinfer.tokenizer.detokenizer import Detokenizer
@@ -41,7 +40,6 @@ class Tokenizer:
         self._user_defined = Specials(vocabulary.user_defined)
         self._all_special = Specials(vocabulary.control | vocabulary.user_defined)
         self.add_bos = add_bos
-        self.unused_ids: NDArray[np.int64] = vocabulary.unused_ids
         used = np.flatnonzero(vocabulary.types != UNUSED)
         self._used_size = int(used[-1]) + 1 if used.size else 0
 
@@ -112,7 +110,8 @@ class Tokenizer:
         """The bytes that a token stands for; control tokens stand for none unless `control`."""
         if not 0 <= token_id < self.vocab_size:
             raise PromptError(
-                f"there is no token {token_id}: the vocabulary has {self.vocab_size} tokens"
+                f"there is no token {token_id}: the vocabulary has {self.vocab_size} tokens",
+                "were the ids made with the tokenizer of another model?",
             )
         kind = self._vocabulary.types[token_id]
         if kind == USER_DEFINED or (control and kind in (CONTROL, UNKNOWN)):

@@ -36,11 +36,6 @@ class Vocabulary:
     def size(self) -> int:
         return len(self.types)
 
-    @property
-    def unused_ids(self) -> NDArray[np.int64]:
-        """Ids that stand for nothing (padding of the table); never to be sampled. Ascending."""
-        return np.flatnonzero(self.types == UNUSED)
-
 
 def read_vocabulary(
     metadata: Mapping[str, Any], tokens: Sequence[str], defaults: Mapping[str, int]
@@ -51,7 +46,7 @@ def read_vocabulary(
     """
     size = len(tokens)
     if size == 0:
-        raise FormatError("tokenizer.ggml.tokens is empty")
+        raise FormatError("tokenizer.ggml.tokens is empty", "convert the model again")
 
     def special_id(name: str) -> int | None:
         key = f"tokenizer.ggml.{name}_token_id"
@@ -59,7 +54,9 @@ def read_vocabulary(
         if value is None:
             return None
         if not 0 <= int(value) < size:
-            raise FormatError(f"{key} is {value}, but the vocabulary has {size} tokens")
+            raise FormatError(
+                f"{key} is {value}, but the vocabulary has {size} tokens", "convert the model again"
+            )
         return int(value)
 
     named = {name: special_id(name) for name in ("bos", "eos", "eot", "eom", "unknown")}
@@ -89,7 +86,9 @@ def _types(metadata: Mapping[str, Any], size: int, named_ids: set[int]) -> NDArr
         return types
     stated = np.asarray(metadata[key])
     if stated.shape != (size,):
-        raise FormatError(f"{key} has {stated.size} entries for {size} tokens")
+        raise FormatError(
+            f"{key} has {stated.size} entries for {size} tokens", "convert the model again"
+        )
     if not np.isin(stated, range(NORMAL, BYTE + 1)).all():
-        raise FormatError(f"{key} has values outside {NORMAL}..{BYTE}")
+        raise FormatError(f"{key} has values outside {NORMAL}..{BYTE}", "convert the model again")
     return stated.astype(np.uint8)
