@@ -53,19 +53,23 @@ clean: ## Remove what was built; models stay
 # The build requirements live in the environment instead of pip's isolation: recompiling is then incremental.
 $(VENV)/tools: constraints.txt
 	@$(PYTHON) scripts/preflight.py
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -q -c constraints.txt scikit-build-core nanobind cmake ninja
+	@echo 'making $(VENV) with the build tools'
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install -q -c constraints.txt scikit-build-core nanobind cmake ninja
 	@touch $@
 
 # Editable: Python sources are used where they lie, only native ones need this again.
 $(VENV)/package: $(VENV)/tools pyproject.toml $(NATIVE)
-	$(PIP) install -q -c constraints.txt --no-build-isolation -e .
+	@echo 'compiling the kernels and installing flexinfer: half a minute, more on a busy machine'
+	@$(PIP) install -q -c constraints.txt --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/checkers: $(VENV)/tools
-	$(PIP) install -q -c constraints.txt ruff mypy
+	@echo 'installing ruff and mypy'
+	@$(PIP) install -q -c constraints.txt ruff mypy
 	@touch $@
 
 $(VENV)/extras: $(VENV)/tools pyproject.toml | $(VENV)/package
-	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[test]'
+	@echo 'installing what the tests compare with, torch and transformers among it: minutes'
+	@$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[test]'
 	@touch $@

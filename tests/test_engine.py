@@ -1,7 +1,9 @@
 """The engine on a tiny model whose matrices stream: endings, sampling, interruptions, the cache."""
 
 import os
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,12 +11,13 @@ import pytest
 from engine_tools import locking, opened
 from factory import VOCAB_SIZE, make_gguf
 
-from flexinfer import LLM, PromptError, ReadError, SamplingParams
+from flexinfer import LLM, FlexInferError, PromptError, ReadError, SamplingParams
 from flexinfer.errors import OptionError, UnsupportedError
 from flexinfer.executor.model import Model, open_model
 from flexinfer.tokenizer import load_tokenizer
 
 PROMPT = [1, *range(40, 80)]
+ENDLESS = SamplingParams(max_tokens=400, ignore_end=True)
 
 
 @pytest.fixture(scope="module")
@@ -176,3 +179,66 @@ def test_the_same_tokens_at_any_budget_thread_count_and_prefetch(model: Model, l
             with locking(model, share, threads=threads, prefetch=prefetch) as other:
                 assert bool(other.plan.placement.requests) == (share < 1)
                 assert tokens(other) == expected
+
+
+def test_continuations_under_way_at_once_do_not_change_each_other(model: Model) -> None:
+    prompts = [PROMPT, [1, *range(100, 120)], PROMPT[:20]]
+    with locking(model, 0.5) as llm:
+        expected = [tokens(llm, prompt=prompt) for prompt in prompts]
+        params = SamplingParams(max_tokens=12, ignore_end=True)
+        streams = [llm.stream(prompt, params) for prompt in prompts]
+        steps = zip(*streams, strict=True)
+        assert list(zip(*([c.token_id for c in step] for step in steps), strict=True)) == [
+            tuple(one) for one in expected
+        ]
+
+
+def test_threads_wait_for_each_other(model: Model) -> None:
+    prompts = [PROMPT, [1, *range(100, 120)]] * 3
+    with locking(model, 0.5) as llm, ThreadPoolExecutor(4) as threads:
+        expected = [tokens(llm, prompt=prompt) for prompt in prompts]
+        assert list(threads.map(lambda prompt: tokens(llm, prompt=prompt), prompts)) == expected
+
+
+def test_what_comes_after_close_is_refused_and_what_is_under_way_ends(model: Model) -> None:
+    with locking(model, 0.5, ctx=512) as llm, ThreadPoolExecutor(1) as threads:
+        stream = llm.stream(PROMPT)
+        next(stream)
+        done = llm.session.executor.sweeps
+        working = threads.submit(lambda: llm.generate(PROMPT, ENDLESS))
+        while llm.session.executor.sweeps < done + 3:
+            time.sleep(0.001)
+        llm.close()
+        late = (lambda: next(stream), lambda: llm.generate(PROMPT), lambda: llm.stats)
+        for use in (working.result, *late):
+            with pytest.raises(FlexInferError, match="the model is closed"):
+                use()
+
+
+def test_a_progress_callback_can_neither_begin_a_request_nor_close(model: Model) -> None:
+    with locking(model, 0.5) as llm:
+        expected = tokens(llm)
+        for use in (lambda: llm.generate(PROMPT), llm.close):
+            with pytest.raises(FlexInferError, match="progress callback"):
+                next(llm.stream([1, 2, 3], None, lambda *_, use=use: use()))
+        assert tokens(llm) == expected
+
+
+def test_a_fork_is_told_to_open_its_own(model: Model) -> None:
+    with locking(model, 0.5) as llm:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                llm.generate(PROMPT)
+            except FlexInferError as error:
+                llm.close()
+                os.write(writing, str(error).encode())
+            finally:
+                os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as pipe:
+            said = pipe.read()
+        os.waitpid(child, 0)
+        assert f"not in its fork {child}" in said
+        assert tokens(llm)

@@ -73,7 +73,8 @@ class Engine:
         self._sequence = CachedSequence(pool, context_tokens)
         self._served: list[int] | None = None  # whose cache it is, as long as nothing came between
         self._process = os.getpid()
-        self._closed = self._stepping = False
+        self._closed = False
+        self._stepping_thread: int | None = None
         self.turn = threading.RLock()
         self.timing = Timing(0)
 
@@ -107,12 +108,12 @@ class Engine:
             return self._executor.score(tokens, (span,), first)
 
     def close(self) -> None:
-        """Refuse what comes, once a step under way is over. Raises FlexInferError within one."""
-        if self._process != os.getpid():  # who was in a step when we were forked never leaves it
-            return
-        with self.turn:
-            self._refuse_within_a_step()
-            self._closed = True
+        """Refuse every further step; returns when none is under way. FlexInferError within one."""
+        self._refuse_within_a_step()
+        self._closed = True
+        if self._process == os.getpid():  # a thread that was in a step never leaves it in a fork
+            with self.turn:
+                pass
 
     def check_process(self) -> None:
         """Raises FlexInferError in a fork of the process that opened the model."""
@@ -131,14 +132,14 @@ class Engine:
             self._refuse_within_a_step()
             if self._closed:
                 raise closed()
-            self._stepping = True
+            self._stepping_thread = threading.get_ident()
             try:
                 yield
             finally:
-                self._stepping = False
+                self._stepping_thread = None
 
     def _refuse_within_a_step(self) -> None:
-        if self._stepping:
+        if self._stepping_thread == threading.get_ident():
             raise FlexInferError(
                 "a progress callback can neither begin another request nor close the model",
                 "raise an exception there to stop the work",
