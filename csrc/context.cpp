@@ -15,6 +15,8 @@ struct Isa {
 std::vector<Isa> available() {
   std::vector<Isa> isas{{"scalar", scalar_kernels()}};
 #if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+    isas.push_back({"avx2", avx2_kernels()});
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni"))
     isas.push_back({"avx512", avx512_kernels()});

@@ -16,7 +16,8 @@ struct KernelTable {
 
 const KernelTable& scalar_kernels();
 #if defined(__x86_64__)
-const KernelTable& avx512_kernels();  // F, BW, VL, DQ and VNNI; the caller asks the processor first
+const KernelTable& avx2_kernels();    // with FMA and F16C; the caller asks the processor first
+const KernelTable& avx512_kernels();  // F, BW, VL, DQ and VNNI; the same
 #endif
 
 }  // namespace flexinfer

@@ -3,17 +3,20 @@
 #pragma once
 
 #include "blocks.h"
+#include "blocks_k.h"
+#include "blocks_table.h"
 #include "linear.h"
 #include "quantize.h"
 
 namespace flexinfer::FI_NS {
 
-constexpr int kMaxTile = 8;             // tokens whose accumulators stay in registers
 constexpr int64_t kTokenBlock = 256;    // tokens whose accumulators stay in cache
 constexpr int64_t kGroupBlock = 4;      // groups that share the activations in cache
 constexpr int64_t kChunkRowBytes = 1024;  // of a file row that are interleaved at a time
 constexpr size_t kTileBytes = kGroupBlock * kGroupRows * kChunkRowBytes;
-constexpr size_t kScratchBytes = kTileBytes + sizeof(float) * kGroupBlock * kTokenBlock * kLanes;
+constexpr size_t kSumsBytes = sizeof(float) * kGroupBlock * kTokenBlock * kLanes;
+constexpr size_t kRoundedBytes = sizeof(float) * kMaxTile * kChunkRowBytes / BF16::kBytes;
+constexpr size_t kScratchBytes = kTileBytes + kSumsBytes + kRoundedBytes;
 
 alignas(64) static const uint8_t kZeros[kChunkRowBytes] = {};
 
@@ -24,27 +27,18 @@ constexpr int64_t kChunkColumns = kChunkRowBytes / Type::kBytes * Type::kColumns
 template <class Type>
 constexpr int64_t kActivationBytes = Type::kFloat ? sizeof(float) : sizeof(ActivationBlock);
 template <class Type>
+constexpr bool kRounds = requires { requires Type::kRounds; };
+template <class Type>
 constexpr int64_t kActivationColumns = Type::kFloat ? 1 : kActivationValues;
-
-// Σ w·x over 4·N inputs, from `start`.
-template <int N>
-static FI_INLINE i32x16 dot(i32x16 start, const i32x16* w, const int8_t* q) {
-  FI_UNROLL
-  for (int e = 0; e < N; ++e) start = dpbusd(start, w[e], broadcast32(q + 4 * e));
-  return start;
-}
 
 template <class Type>
 static FI_INLINE f32x16 accumulate_part(const i32x16 w[8], const Scales& scales, const ActivationBlock& x, f32x16 acc) {
-  const auto offset = [](const int32_t& minus_sum) {  // what the weights' offset adds: exact
-    return Type::kOffset ? mul(set1_i32(Type::kOffset), broadcast32(&minus_sum)) : set1_i32(0);
-  };
   i32x16 sum;
   if constexpr (Type::kSubs == 2) {
-    sum = add(mul(scales.s[0], dot<4>(offset(x.minus_sum[0]), w, x.q)),
-              mul(scales.s[1], dot<4>(offset(x.minus_sum[1]), w + 4, x.q + 16)));
+    sum = add(mul(scales.s[0], dot<4, Type::kOffset, Type::kMost>(w, x.q, x.minus_sum[0])),
+              mul(scales.s[1], dot<4, Type::kOffset, Type::kMost>(w + 4, x.q + 16, x.minus_sum[1])));
   } else {
-    sum = dot<8>(offset(x.minus_total), w, x.q);
+    sum = dot<8, Type::kOffset, Type::kMost>(w, x.q, x.minus_total);
     if constexpr (Type::kSubs == 1) sum = mul(scales.s[0], sum);
   }
   const f32x16 scale = set1(x.scale);
@@ -77,40 +71,73 @@ static FI_INLINE void accumulate_span(const uint8_t* block, int span, const type
     accumulate_span<Type, Tokens, Part + 1>(block, span, header, x, x_stride, acc);
 }
 
+// Columns of floats, one fma each; in pairs the second column first, as processors' bfloat16 products have it. One chain
+// of these is slower than memory: where there are not several tokens, several groups, group_stride apart, make more.
+template <class Type, int Tokens, int Groups>
+static FI_INLINE void accumulate_floats(const uint8_t* column, int64_t group_stride, int64_t columns, const uint8_t* x,
+                                        int64_t x_stride, float* sums) {
+  constexpr int kColumnBytes = kGroupRows * Type::kBytes;
+  f32x16 acc[Groups * Tokens];
+  FI_UNROLL
+  for (int i = 0; i < Groups * Tokens; ++i) acc[i] = load(sums + kLanes * i);
+  const auto multiply = [&](int i) {
+    f32x16 w[Groups];
+    FI_UNROLL
+    for (int g = 0; g < Groups; ++g) w[g] = Type::weights(column + g * group_stride + i * kColumnBytes);
+    FI_UNROLL
+    for (int t = 0; t < Tokens; ++t) {
+      const f32x16 value = set1(reinterpret_cast<const float*>(x + t * x_stride)[i]);
+      FI_UNROLL
+      for (int g = 0; g < Groups; ++g) acc[g * Tokens + t] = fma(w[g], value, acc[g * Tokens + t]);
+    }
+  };
+  if constexpr (Type::kRounds)
+    for (; columns >= 2; columns -= 2, column += 2 * kColumnBytes, x += 2 * sizeof(float)) {
+      multiply(1);
+      multiply(0);
+    }
+  for (; columns > 0; --columns, column += kColumnBytes, x += sizeof(float)) multiply(0);
+  FI_UNROLL
+  for (int i = 0; i < Groups * Tokens; ++i) store(sums + kLanes * i, acc[i]);
+}
+
 // Adds `blocks` interleaved blocks of one group to sums[token][16].
 template <class Type, int Tokens>
 static void accumulate(const uint8_t* block, int64_t blocks, const uint8_t* x, int64_t x_stride, float* sums) {
-  f32x16 acc[Tokens];
-  FI_UNROLL
-  for (int t = 0; t < Tokens; ++t) acc[t] = load(sums + kLanes * t);
-  for (; blocks > 0; --blocks, block += kGroupRows * Type::kBytes) {
-    if constexpr (Type::kFloat) {
-      const f32x16 w = load(reinterpret_cast<const float*>(block));
-      FI_UNROLL
-      for (int t = 0; t < Tokens; ++t)
-        acc[t] = fma(w, set1(*reinterpret_cast<const float*>(x + t * x_stride)), acc[t]);
-      x += sizeof(float);
-    } else {
+  if constexpr (Type::kFloat) {
+    accumulate_floats<Type, Tokens, 1>(block, 0, blocks, x, x_stride, sums);
+  } else {
+    f32x16 acc[Tokens];
+    FI_UNROLL
+    for (int t = 0; t < Tokens; ++t) acc[t] = load(sums + kLanes * t);
+    for (; blocks > 0; --blocks, block += kGroupRows * Type::kBytes)
       for (int span = 0; span < Type::kColumns / Type::kSpan; ++span) {
         accumulate_span<Type, Tokens>(block, span, Type::header(block, span), x, x_stride, acc);
         x += Type::kSpan / kActivationValues * sizeof(ActivationBlock);
       }
-    }
+    FI_UNROLL
+    for (int t = 0; t < Tokens; ++t) store(sums + kLanes * t, acc[t]);
   }
-  FI_UNROLL
-  for (int t = 0; t < Tokens; ++t) store(sums + kLanes * t, acc[t]);
 }
 
-template <class Type>
+template <class Type, int Tokens = kMaxTile>
 static void accumulate_tokens(const uint8_t* block, int64_t blocks, const uint8_t* x, int64_t x_stride, int64_t tokens,
                               float* sums) {
-  const auto step = [&](auto kernel, int n) {
-    for (; tokens >= n; tokens -= n, x += n * x_stride, sums += n * kLanes) kernel(block, blocks, x, x_stride, sums);
-  };
-  step(accumulate<Type, 8>, 8);
-  step(accumulate<Type, 4>, 4);
-  step(accumulate<Type, 2>, 2);
-  step(accumulate<Type, 1>, 1);
+  for (; tokens >= Tokens; tokens -= Tokens, x += Tokens * x_stride, sums += Tokens * kLanes)
+    accumulate<Type, Tokens>(block, blocks, x, x_stride, sums);
+  if constexpr (Tokens > 1) accumulate_tokens<Type, Tokens / 2>(block, blocks, x, x_stride, tokens, sums);
+}
+
+// At least one of `blocks` blocks; says how many.
+template <class Type>
+static FI_INLINE int64_t interleave_some(Rows16 rows, int64_t blocks, uint8_t* out) {
+  if constexpr (Type::kFloat)
+    if (blocks >= Type::kRun) {
+      Type::interleave_run(rows, out);
+      return Type::kRun;
+    }
+  Type::interleave(rows, out);
+  return 1;
 }
 
 // `blocks` blocks of `rows` file rows, row_bytes apart, to interleaved ones; the rows that a group lacks are zero.
@@ -121,15 +148,17 @@ static void interleave_chunk(const uint8_t* source, int64_t row_bytes, int64_t l
                              uint8_t* out) {
   const uint8_t* at[kLanes];
   for (int row = 0; row < kLanes; ++row) at[row] = row < rows ? source + row * row_bytes : kZeros;
-  int64_t start = 0, line = 0;
-  for (; blocks > 0; --blocks, out += kGroupRows * Type::kBytes, start += Type::kBytes) {
+  int64_t line = 0;
+  for (int64_t start = 0, end = blocks * Type::kBytes; start < end;) {
     for (; line < start + Type::kBytes; line += 64) {
       const int64_t ahead = line + kChunkRowBytes;
       const int64_t jump = ahead < left ? ahead : ahead + (kGroupRows - 1) * row_bytes;
       for (int row = 0; row < kLanes; ++row) prefetch(at[row] + jump - start);
     }
-    Type::interleave(at, out);
-    for (int row = 0; row < kLanes; ++row) at[row] += Type::kBytes;
+    const int64_t step = interleave_some<Type>(at, (end - start) / Type::kBytes, out) * Type::kBytes;
+    for (int row = 0; row < kLanes; ++row) at[row] += step;
+    start += step;
+    out += kGroupRows * step;
   }
 }
 
@@ -163,7 +192,8 @@ static void linear_tile(const LinearJob& job, int64_t first_group, int64_t group
   float* sums = reinterpret_cast<float*>(scratch + kTileBytes);
   std::memset(sums, 0, sizeof(float) * static_cast<size_t>(groups * tokens * kLanes));
   const int64_t row_bytes = job.columns / Type::kColumns * Type::kBytes;
-  const int64_t step = tokens == 1 && job.interleaved ? job.columns : kChunkColumns<Type>;
+  uint8_t* rounded = scratch + kTileBytes + kSumsBytes;  // activations, kChunkColumns apart
+  const int64_t step = tokens == 1 && job.interleaved && !kRounds<Type> ? job.columns : kChunkColumns<Type>;
   for (int64_t column = 0; column < job.columns; column += step) {
     const int64_t blocks = (job.columns - column < step ? job.columns - column : step) / Type::kColumns;
     const int64_t start = column / Type::kColumns * Type::kBytes;
@@ -183,9 +213,22 @@ static void linear_tile(const LinearJob& job, int64_t first_group, int64_t group
                        column / kActivationColumns<Type> * kActivationBytes<Type>;
     for (int64_t t = 0; t < tokens; t += kMaxTile) {
       const int64_t some = tokens - t < kMaxTile ? tokens - t : kMaxTile;
+      const uint8_t* from = x + t * job.x_stride_bytes;
+      int64_t stride = job.x_stride_bytes;
+      if constexpr (kRounds<Type>) {
+        for (int64_t i = 0; i < some; ++i)
+          round_to_bf16(reinterpret_cast<const float*>(from + i * stride), blocks,
+                        reinterpret_cast<float*>(rounded) + i * kChunkColumns<Type>);
+        from = rounded;
+        stride = sizeof(float) * kChunkColumns<Type>;
+      }
+      if constexpr (Type::kFloat)
+        if (tokens == 1 && groups == kGroupBlock) {
+          accumulate_floats<Type, 1, kGroupBlock>(tile[0], tile[1] - tile[0], blocks, from, stride, sums);
+          continue;
+        }
       for (int64_t g = 0; g < groups; ++g)
-        accumulate_tokens<Type>(tile[g], blocks, x + t * job.x_stride_bytes, job.x_stride_bytes, some,
-                                sums + (g * tokens + t) * kLanes);
+        accumulate_tokens<Type>(tile[g], blocks, from, stride, some, sums + (g * tokens + t) * kLanes);
     }
   }
   for (int64_t g = 0; g < groups; ++g)
@@ -194,7 +237,7 @@ static void linear_tile(const LinearJob& job, int64_t first_group, int64_t group
 
 template <class Type>
 static void linear(const LinearJob& job, int64_t first_group, int64_t last_group, uint8_t* scratch) {
-  const int64_t most = job.tokens == 1 ? 1 : kGroupBlock;
+  const int64_t most = job.tokens == 1 && !Type::kFloat ? 1 : kGroupBlock;
   for (int64_t group = first_group; group < last_group; group += most) {
     const int64_t groups = last_group - group < most ? last_group - group : most;
     for (int64_t token = 0; token < job.tokens; token += kTokenBlock) {
@@ -231,7 +274,11 @@ static void dequantize_span(const uint8_t* tile, int span, int blocks, float* ou
 template <class Type>
 static void dequantize(const uint8_t* source, int64_t columns, float* out) {
   if constexpr (Type::kFloat) {
-    std::memcpy(out, source, sizeof(float) * static_cast<size_t>(columns));
+    int64_t i = 0;
+    for (; i + kLanes <= columns; i += kLanes) store(out + i, Type::weights(source + i * Type::kBytes));
+    uint8_t rest[kLanes * Type::kBytes] = {};
+    std::memcpy(rest, source + i * Type::kBytes, static_cast<size_t>((columns - i) * Type::kBytes));
+    store_part(out + i, Type::weights(rest), static_cast<int>(columns - i));
   } else {
     for (int64_t left = columns / Type::kColumns; left > 0; left -= kLanes) {
       const int blocks = left < kLanes ? static_cast<int>(left) : kLanes;
@@ -258,8 +305,10 @@ static constexpr TypeKernels kTypeKernels{Type::kId,    Type::kColumns,   Type::
                                           linear<Type>, interleave<Type>, dequantize<Type>};
 
 static constexpr TypeKernels kTypes[] = {
-    kTypeKernels<F32>,  kTypeKernels<Q4_0>, kTypeKernels<Q4_1>, kTypeKernels<Q5_0>,
-    kTypeKernels<Q8_0>, kTypeKernels<Q4_K>, kTypeKernels<Q6_K>,
+    kTypeKernels<F32>,  kTypeKernels<F16>,  kTypeKernels<BF16>,   kTypeKernels<Q4_0>,   kTypeKernels<Q4_1>,
+    kTypeKernels<Q5_0>, kTypeKernels<Q5_1>, kTypeKernels<Q8_0>,   kTypeKernels<Q2_K>,   kTypeKernels<Q3_K>,
+    kTypeKernels<Q4_K>, kTypeKernels<Q5_K>, kTypeKernels<Q6_K>,   kTypeKernels<IQ4_NL>, kTypeKernels<IQ4_XS>,
+    kTypeKernels<MXFP4>,
 };
 
 static constexpr LinearKernels kLinearKernels{kTypes, sizeof kTypes / sizeof *kTypes, kScratchBytes, quantize, read};

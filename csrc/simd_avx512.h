@@ -13,6 +13,7 @@
 namespace flexinfer::FI_NS {
 
 constexpr int kLanes = 16;
+constexpr int kMaxTile = 8;
 
 struct f32x16 { __m512 v; };
 struct i32x16 { __m512i v; };
@@ -73,7 +74,17 @@ template <int N> static FI_INLINE i32x16 shr(i32x16 a) { return {_mm512_srli_epi
 template <int N> static FI_INLINE i32x16 sar(i32x16 a) { return {_mm512_srai_epi32(a.v, N)}; }
 static FI_INLINE int32_t reduce_add(i32x16 a) { return _mm512_reduce_add_epi32(a.v); }
 static FI_INLINE int32_t reduce_max(i32x16 a) { return _mm512_reduce_max_epi32(a.v); }
-static FI_INLINE i32x16 dpbusd(i32x16 acc, i32x16 u, i32x16 s) { return {_mm512_dpbusd_epi32(acc.v, u.v, s.v)}; }
+template <int N, int kOffset, int kMost>
+static FI_INLINE i32x16 dot(const i32x16* w, const int8_t* q, const int32_t& minus_sum) {
+  i32x16 sum = kOffset ? mul(set1_i32(kOffset), broadcast32(&minus_sum)) : set1_i32(0);
+  FI_UNROLL
+  for (int e = 0; e < N; ++e) sum.v = _mm512_dpbusd_epi32(sum.v, w[e].v, broadcast32(q + 4 * e).v);
+  return sum;
+}
+static FI_INLINE i32x16 repeat16(const uint8_t* p) {
+  return {_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+static FI_INLINE i32x16 look_up(i32x16 table, i32x16 indices) { return {_mm512_shuffle_epi8(table.v, indices.v)}; }
 
 // --- conversions (MXCSR's default rounding, to nearest even) ---
 static FI_INLINE f32x16 to_f32(i32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
@@ -85,6 +96,12 @@ static FI_INLINE void store_i8(int8_t* p, i32x16 a) {
 }
 static FI_INLINE i32x16 load_i8(const int8_t* p) {
   return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+static FI_INLINE void store_u16(void* p, i32x16 a) {
+  _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(a.v));
+}
+static FI_INLINE i32x16 load_u16(const void* p) {
+  return {_mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
 }
 static FI_INLINE f32x16 load_f16(const void* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};

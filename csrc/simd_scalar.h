@@ -14,6 +14,7 @@
 namespace flexinfer::FI_NS {
 
 constexpr int kLanes = 16;
+constexpr int kMaxTile = 2;  // tokens whose accumulators stay in registers; here, that compile in little time
 
 struct f32x16 { float v[kLanes]; };
 // 16 dwords; little-endian bytes of them where a function says so.
@@ -106,14 +107,30 @@ static FI_INLINE int32_t reduce_max(i32x16 a) {
     if (static_cast<int32_t>(a.v[i]) > most) most = static_cast<int32_t>(a.v[i]);
   return most;
 }
-// acc + Σ of four products of unsigned bytes of u with signed bytes of s, in each dword.
-static FI_INLINE i32x16 dpbusd(i32x16 acc, i32x16 u, i32x16 s) {
+// Σ (w − kOffset)·q over 4·N inputs, exact. Weights are unsigned bytes of at most kMost, four inputs to a dword; every
+// lane has the same q, of −127..127, and minus_sum is −Σ q.
+template <int N, int kOffset, int kMost>
+static FI_INLINE i32x16 dot(const i32x16* w, const int8_t* q, const int32_t& minus_sum) {
   return each<i32x16>([&](int i) {
-    int32_t sum = 0;
-    for (int shift = 0; shift < 32; shift += 8)
-      sum += static_cast<int32_t>((u.v[i] >> shift) & 0xff) * static_cast<int8_t>(s.v[i] >> shift);
-    return acc.v[i] + static_cast<uint32_t>(sum);
+    int32_t sum = kOffset * minus_sum;
+    for (int e = 0; e < N; ++e)
+      for (int k = 0; k < 4; ++k) sum += static_cast<int32_t>(w[e].v[i] >> 8 * k & 0xff) * q[4 * e + k];
+    return static_cast<uint32_t>(sum);
   });
+}
+
+// The 16 bytes at p, in every four lanes, and what they hold at the index (0..15) in each byte.
+static FI_INLINE i32x16 repeat16(const uint8_t* p) {
+  i32x16 r;
+  for (int i = 0; i < kLanes; i += 4) std::memcpy(&r.v[i], p, 16);
+  return r;
+}
+static FI_INLINE i32x16 look_up(i32x16 table, i32x16 indices) {
+  uint8_t bytes[64], from[64];
+  std::memcpy(from, table.v, 64);
+  std::memcpy(bytes, indices.v, 64);
+  for (int i = 0; i < 64; ++i) bytes[i] = from[bytes[i]];
+  return load64(bytes);
 }
 
 // --- conversions ---
@@ -134,6 +151,16 @@ static FI_INLINE void store_i8(int8_t* p, i32x16 a) {  // the low byte of each l
 }
 static FI_INLINE i32x16 load_i8(const int8_t* p) {
   return each<i32x16>([=](int i) { return static_cast<uint32_t>(static_cast<int32_t>(p[i])); });
+}
+static FI_INLINE void store_u16(void* p, i32x16 a) {  // the low half of each lane
+  uint16_t halves[kLanes];
+  for (int i = 0; i < kLanes; ++i) halves[i] = static_cast<uint16_t>(a.v[i]);
+  std::memcpy(p, halves, sizeof halves);
+}
+static FI_INLINE i32x16 load_u16(const void* p) {
+  uint16_t halves[kLanes];
+  std::memcpy(halves, p, sizeof halves);
+  return each<i32x16>([&](int i) { return uint32_t{halves[i]}; });
 }
 
 static FI_INLINE float half_to_float(uint16_t half) {

@@ -59,7 +59,15 @@ _CHAT_TEMPLATE = (
 )
 # Types that `gguf` cannot quantise to are made of random bytes: where their float16 scales lie, and
 # the size of each so that the values' mean is about 0.
-_RANDOM_BLOCKS = {"Q4_K": {0: 1.0, 2: 7.5}, "Q6_K": {208: 1.0}, "Q5_K": {0: 1.0, 2: 15.5}}
+_RANDOM_BLOCKS = {
+    "Q2_K": {80: 1.0, 82: 1.5},
+    "Q3_K": {108: 1.0},
+    "Q4_K": {0: 1.0, 2: 7.5},
+    "Q5_K": {0: 1.0, 2: 15.5},
+    "Q6_K": {208: 1.0},
+    "IQ4_NL": {0: 1.0},
+    "IQ4_XS": {0: 1.0},
+}
 
 
 def make_gguf(

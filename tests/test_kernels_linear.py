@@ -1,113 +1,37 @@
 """The products against numpy and gguf's reference, and bit for bit against themselves."""
 
 import itertools
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType
-from gguf.quants import dequantize as reference_dequantize
+from kernel_matrices import (
+    ADD,
+    BF16,
+    F32,
+    FLOATS,
+    GELU_MUL,
+    HALVES_AT,
+    MXFP4,
+    Q4_0,
+    Q8_0,
+    QUANTISED,
+    SILU_MUL,
+    STORE,
+    TYPES,
+    Matrix,
+    activations,
+    as_float_type,
+    assert_same_bits,
+    names,
+    product,
+    quantized,
+    unpacked,
+)
 from numpy.typing import NDArray
 
 from flexinfer import _kernels
 from flexinfer.formats.quants import BLOCK_TYPES
-
-Floats = NDArray[np.float32]
-Bytes = NDArray[np.uint8]
-
-STORE, ADD, SILU_MUL, GELU_MUL = range(4)
-F32, Q4_0, Q4_1, Q5_0, Q8_0, Q4_K, Q6_K = 0, 2, 3, 6, 8, 12, 14
-HALVES_AT = {Q4_0: [0], Q4_1: [0, 2], Q5_0: [0], Q8_0: [0], Q4_K: [0, 2], Q6_K: [208]}
-TYPES = [F32, *HALVES_AT]
-
-
-def names(type_id: int) -> str:
-    return BLOCK_TYPES[type_id].name
-
-
-@dataclass
-class Matrix:
-    """Weight rows as in the file."""
-
-    type_id: int
-    rows: int
-    columns: int
-    data: Bytes  # [rows, row_bytes]
-
-    @classmethod
-    def random(cls, type_id: int, rows: int, columns: int, seed: int = 0) -> "Matrix":
-        rng = np.random.default_rng(seed)
-        if type_id == F32:
-            values = rng.standard_normal((rows, columns), dtype=np.float32)
-            return cls(type_id, rows, columns, values.view(np.uint8))
-        block = BLOCK_TYPES[type_id]
-        blocks = columns // block.block_values
-        data = rng.integers(0, 256, (rows, blocks, block.block_bytes), dtype=np.uint8)
-        for at in HALVES_AT[type_id]:
-            halves = (rng.standard_normal((rows, blocks, 1)) * 0.01).astype(np.float16)
-            data[:, :, at : at + 2] = halves.view(np.uint8)
-        return cls(type_id, rows, columns, data.reshape(rows, -1))
-
-    def dequantized(self) -> Floats:
-        if self.type_id == F32:
-            return self.data.view(np.float32)
-        with np.errstate(invalid="ignore", over="ignore"):
-            return reference_dequantize(self.data, GGMLQuantizationType(self.type_id))
-
-    def interleaved(self, ctx: _kernels.Context, fill: int = 0xAA) -> Bytes:
-        groups = -(-self.rows // 16)
-        out = np.full(groups * _kernels.group_bytes(self.type_id, self.columns), fill, np.uint8)
-        _kernels.interleave(
-            ctx, self.type_id, self.data.ctypes.data, out.ctypes.data, self.rows, self.columns
-        )
-        return out
-
-
-def activations(tokens: int, columns: int, seed: int = 1) -> Floats:
-    return np.random.default_rng(seed).standard_normal((tokens, columns), dtype=np.float32)
-
-
-def quantized(ctx: _kernels.Context, x: Floats) -> Bytes:
-    out = np.zeros((len(x), _kernels.activation_bytes(x.shape[1])), np.uint8)
-    _kernels.quantize(ctx, x, out)
-    return out
-
-
-def unpacked(xq: Bytes, columns: int) -> tuple[NDArray[np.int8], Floats, NDArray[np.int32]]:
-    """The int8 values [n, columns], the scales [n, blocks] and the negated sums [n, blocks, 3]."""
-    blocks = xq[:, : columns // 32 * 48].reshape(len(xq), -1, 48)
-    q = np.ascontiguousarray(blocks[:, :, :32]).view(np.int8).reshape(len(xq), columns)
-    scales = np.ascontiguousarray(blocks[:, :, 32:36]).view(np.float32)[:, :, 0]
-    return q, scales, np.ascontiguousarray(blocks[:, :, 36:]).view(np.int32)
-
-
-def product(
-    ctx: _kernels.Context,
-    w: Matrix,
-    x: Floats,
-    *,
-    interleaved: bool = True,
-    out: Floats | None = None,
-    epilogue: int = STORE,
-    bias: Floats | None = None,
-    cuts: tuple[int, ...] = (),
-) -> Floats:
-    """x . W^T by the kernel, the rows cut into segments at `cuts`."""
-    out = np.full((len(x), w.rows), np.nan, np.float32) if out is None else out
-    xq = None if w.type_id == F32 else quantized(ctx, x)
-    data = w.interleaved(ctx) if interleaved else w.data.reshape(-1)
-    row_bytes = w.data.shape[1]
-    for first, last in itertools.pairwise((0, *cuts, w.rows)):
-        _kernels.linear(
-            ctx, w.type_id, interleaved, data.ctypes.data + first * row_bytes, last - first,
-            w.columns, x, xq, out, first, epilogue, bias,
-        )  # fmt: skip
-    return out
-
-
-def assert_same_bits(a: Floats, b: Floats) -> None:
-    np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
 @pytest.fixture(scope="module", params=_kernels.available_isas())
@@ -120,110 +44,6 @@ def best() -> _kernels.Context:
     return _kernels.Context(2)
 
 
-def test_supported_types_are_those_of_the_block_table() -> None:
-    has_kernel = [t.ggml_id for t in BLOCK_TYPES.values() if t.has_kernel]
-    assert sorted(_kernels.supported_types()) == sorted(has_kernel) == sorted(TYPES)
-    for type_id in TYPES:
-        assert _kernels.group_bytes(type_id, 512) == 16 * BLOCK_TYPES[type_id].row_bytes(512)
-
-
-# --- dequantize: the unpackers, on their own ---
-
-
-def kernel_dequantize(w: Matrix) -> Floats:
-    out = np.full((w.rows, w.columns), 7, np.float32)
-    _kernels.dequantize(w.type_id, w.data.ctypes.data, w.rows, w.columns, out)
-    return out
-
-
-@pytest.mark.parametrize("type_id", TYPES, ids=names)
-@pytest.mark.parametrize("blocks", [1, 15, 16, 17, 33])
-def test_dequantize_equals_the_reference(type_id: int, blocks: int) -> None:
-    w = Matrix.random(type_id, 3, blocks * BLOCK_TYPES[type_id].block_values)
-    assert_same_bits(kernel_dequantize(w), w.dequantized())
-
-
-SCALES = [0.0, -0.0, 6e-8, -6e-8, 6.1e-5, -1.0, 65504.0, -65504.0, np.inf, -np.inf, np.nan]
-
-
-@pytest.mark.parametrize("type_id", list(HALVES_AT), ids=names)
-@pytest.mark.parametrize("payload", [0x00, 0xFF, 0x80, 0x7F, 0x0F, 0xF0])
-def test_dequantize_of_extreme_blocks(type_id: int, payload: int) -> None:
-    values = np.array(list(itertools.product(SCALES, SCALES)), np.float16)
-    block = BLOCK_TYPES[type_id]
-    data = np.full((len(values), block.block_bytes), payload, np.uint8)
-    for i, at in enumerate(HALVES_AT[type_id]):
-        data[:, at : at + 2] = values[:, i : i + 1].copy().view(np.uint8)
-    w = Matrix(type_id, len(values), block.block_values, data)
-    expected, actual = w.dequantized(), kernel_dequantize(w)
-    np.testing.assert_array_equal(np.isnan(actual), np.isnan(expected))
-    assert_same_bits(np.nan_to_num(actual, nan=0.0), np.nan_to_num(expected, nan=0.0))
-
-
-@pytest.mark.parametrize("isa", _kernels.available_isas())
-def test_every_half_as_a_scale(isa: str) -> None:
-    halves = np.arange(1 << 16, dtype=np.uint16)
-    data = np.zeros((1 << 16, 34), np.uint8)
-    data[:, :2] = halves[:, None].view(np.uint8)
-    data[:, 2] = 1
-    x = np.zeros((1, 32), np.float32)
-    x[0, 0] = 127  # scale 1, q 127
-    y = product(_kernels.Context(1, isa), Matrix(Q8_0, 1 << 16, 32, data), x)[0]
-    with np.errstate(invalid="ignore"):  # signalling NaNs
-        expected = halves.view(np.float16).astype(np.float32) * np.float32(127)
-    np.testing.assert_array_equal(y, expected)
-
-
-# --- quantize ---
-
-
-def test_quantize_golden(ctx: _kernels.Context) -> None:
-    x = np.zeros((1, 64), np.float32)
-    x[0, :8] = [127, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5]
-    x[0, 16:18] = [-127, 3.49]
-    x[0, 32:36] = [254, -254, 1, 3]  # scale 2: 0.5 and 1.5
-    q, scales, sums = unpacked(quantized(ctx, x), 64)
-    assert q[0, :8].tolist() == [127, 0, 2, 2, 0, -2, -2, 126]
-    assert q[0, 16:18].tolist() == [-127, 3]
-    assert q[0, 32:36].tolist() == [127, -127, 0, 2]
-    assert scales[0].tolist() == [1.0, 2.0]
-    assert sums[0].tolist() == [[-253, 124, -129], [-2, 0, -2]]
-
-
-def test_quantize_equals_numpy(ctx: _kernels.Context) -> None:
-    x = activations(5, 416) * np.float32(10.0) ** np.arange(-20, 20, 8, dtype=np.float32)[:, None]
-    q, scales, sums = unpacked(quantized(ctx, x), 416)
-    blocks = x.reshape(5, -1, 32)
-    absmax = np.abs(blocks).max(axis=2)
-    expected = np.rint(blocks * (np.float32(127) / absmax)[:, :, None]).astype(np.int8)
-    np.testing.assert_array_equal(q.reshape(expected.shape), expected)
-    assert_same_bits(scales, absmax / np.float32(127))
-    halves = -expected.reshape(5, -1, 2, 16).sum(axis=3, dtype=np.int32)
-    np.testing.assert_array_equal(sums[:, :, :2], halves)
-    np.testing.assert_array_equal(sums[:, :, 2], halves.sum(axis=2))
-
-
-def test_quantize_of_zero_tiny_and_not_finite(ctx: _kernels.Context) -> None:
-    x = np.zeros((1, 160), np.float32)
-    x[0, 32:64] = np.float32(2.0**-101)
-    x[0, 64], x[0, 96], x[0, 128] = np.inf, np.nan, np.finfo(np.float32).max
-    q, scales, _ = unpacked(quantized(ctx, x), 160)
-    assert not q[0, :128].any()
-    np.testing.assert_array_equal(scales[0, :4], [0, 0, np.nan, np.nan])
-    assert q[0, 128] == 127 and np.isfinite(scales[0, 4])
-
-
-@pytest.mark.parametrize("type_id", list(HALVES_AT), ids=names)
-def test_an_activation_that_is_not_finite_shows(type_id: int, best: _kernels.Context) -> None:
-    x = activations(2, 512)
-    x[0, 300] = np.inf
-    y = product(best, Matrix.random(type_id, 16, 512), x)
-    assert np.isnan(y[0]).all() and np.isfinite(y[1]).all()
-
-
-# --- linear: right, and always the same ---
-
-
 @pytest.mark.parametrize("interleaved", [True, False], ids=["interleaved", "file"])
 @pytest.mark.parametrize("type_id", TYPES, ids=names)
 def test_linear_is_the_product(type_id: int, interleaved: bool, ctx: _kernels.Context) -> None:
@@ -231,7 +51,10 @@ def test_linear_is_the_product(type_id: int, interleaved: bool, ctx: _kernels.Co
         columns = blocks * max(32, BLOCK_TYPES[type_id].block_values)
         w, x = Matrix.random(type_id, rows, columns), activations(tokens, columns)
         seen = x.astype(np.float64)
-        if type_id != F32:
+        if type_id == BF16:
+            seen = as_float_type(BF16, x).view(np.uint16).astype(np.uint32) << 16
+            seen = seen.view(np.float32).astype(np.float64)
+        elif type_id not in FLOATS:
             q, scales, _ = unpacked(quantized(ctx, x), columns)
             seen = q * np.repeat(scales.astype(np.float64), 32, axis=1)
         weights = w.dequantized().astype(np.float64)
@@ -261,13 +84,72 @@ def test_linear_bits_depend_on_nothing(type_id: int) -> None:
 
 @pytest.mark.parametrize("columns", [32, 64, 576, 1056, 4128])
 def test_linear_over_chunks_of_columns(columns: int, ctx: _kernels.Context) -> None:
-    for type_id in (F32, Q4_0, Q8_0):
+    for type_id in (*FLOATS, Q4_0, Q8_0, MXFP4):
         w, x = Matrix.random(type_id, 19, columns), activations(2, columns)
         assert_same_bits(
             product(ctx, w, x, interleaved=False), product(ctx, w, x[:, :], interleaved=True)
         )
         one = product(ctx, w, x[1:], interleaved=False)
         assert_same_bits(one, product(ctx, w, x)[1:])
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 15, 33, 255, 257, 513, 1027])
+def test_floats_in_any_number_of_columns(columns: int) -> None:
+    for type_id in FLOATS:
+        w, x = Matrix.random(type_id, 19, columns), activations(9, columns)
+        expected = product(_kernels.Context(1), w, x)
+        exact = x.astype(np.float64) @ w.dequantized().T.astype(np.float64)
+        np.testing.assert_allclose(expected, exact, rtol=0, atol=0.02 * columns**0.5)
+        for isa, interleaved in itertools.product(_kernels.available_isas(), (True, False)):
+            ctx = _kernels.Context(2, isa)
+            assert_same_bits(product(ctx, w, x, interleaved=interleaved), expected)
+            assert_same_bits(product(ctx, w, x[:1], interleaved=interleaved), expected[:1])
+
+
+def test_bf16_rounds_activations_and_takes_pairs_second_first() -> None:
+    """Whatever an instruction set has: subnormals too, which bfloat16 instructions flush."""
+    rng = np.random.default_rng(5)
+    bits = rng.integers(0, 1 << 16, (2, 4096, 2), dtype=np.uint16)
+    bits &= np.uint16(0x9FFF)  # magnitudes below 2^-64: products at the end of float32's range
+    bits[1] ^= np.uint16(0x3F80)
+    w, x = (bits.astype(np.uint32) << 16).view(np.float32)
+    x = (x.view(np.uint32) | 0x8000).view(np.float32)  # half way to the next bfloat16
+    odd = x.view(np.uint32) & 0x10000
+    rounded = (x.view(np.uint32) + np.where(odd, 0x8000, -0x8000)).astype(np.uint32)
+    first, second = (w.astype(np.float64) * rounded.view(np.float32)).T
+    expected = (first + second.astype(np.float32)).astype(np.float32)
+    for isa in _kernels.available_isas():
+        ctx = _kernels.Context(1, isa)
+        y = [
+            product(ctx, Matrix(BF16, 1, 2, as_float_type(BF16, w[i : i + 1])), x[i : i + 1])
+            for i in range(len(w))
+        ]
+        assert_same_bits(np.array(y).reshape(-1), expected)
+
+
+@pytest.mark.parametrize("type_id", QUANTISED, ids=names)
+def test_extremes_neither_saturate_nor_overflow(type_id: int) -> None:
+    """The largest weights and sub-scales of either sign against the largest activations."""
+    block = BLOCK_TYPES[type_id]
+    payloads = np.array([0x00, 0xFF, 0x7F, 0x80, 0x88, 0x77, 0x0F, 0xF0, 0x3F, 0x55], np.uint8)
+    data = np.repeat(payloads[:, None], 2 * block.block_bytes, axis=1)
+    blocks = data.reshape(-1, 2, block.block_bytes)
+    if type_id == MXFP4:
+        blocks[:, :, 0] = 127
+    for at in HALVES_AT.get(type_id, []):
+        blocks[:, :, at : at + 2] = np.array([1], np.float16).view(np.uint8)
+    w = Matrix(type_id, len(payloads), 2 * block.block_values, data)
+    x = np.ones((6, w.columns), np.float32) * 127
+    x[1] *= -1
+    x[2, ::2] *= -1
+    x[3, 1::2] *= -1
+    x[4, ::4] *= -1
+    x[5] *= np.sign(w.dequantized()[1] + 0.5)
+    exact = x.astype(np.float64) @ w.dequantized().T.astype(np.float64)
+    assert np.abs(exact).max() < 2**53
+    for isa, interleaved in itertools.product(_kernels.available_isas(), (True, False)):
+        y = product(_kernels.Context(1, isa), w, x, interleaved=interleaved)
+        np.testing.assert_allclose(y, exact, rtol=1e-6, atol=0)
 
 
 def silu(x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -332,20 +214,32 @@ def test_only_the_rows_asked_for_are_touched(ctx: _kernels.Context) -> None:
     assert (canvas[:, :16] == 9).all() and (canvas[:, 37:] == 9).all()
 
 
-@pytest.mark.parametrize("type_id", TYPES, ids=names)
-def test_interleaved_groups_hold_the_same_bits_padded_with_zeros(type_id: int) -> None:
-    w = Matrix.random(type_id, 21, 512)
-    by_isa = [w.interleaved(_kernels.Context(2, isa)) for isa in _kernels.available_isas()]
-    for groups in by_isa:
-        np.testing.assert_array_equal(groups, by_isa[0])
-    group = _kernels.group_bytes(type_id, 512)
-    assert np.unpackbits(by_isa[0][:group]).sum() == np.unpackbits(w.data[:16]).sum()
-    assert np.unpackbits(by_isa[0][group:]).sum() == np.unpackbits(w.data[16:]).sum()
-
-
 def test_read_bandwidth_is_a_rate(ctx: _kernels.Context) -> None:
     memory = np.ones(1 << 22, np.uint8)
     assert 1e8 < _kernels.read_bandwidth(ctx, memory.ctypes.data, memory.nbytes, 2) < 1e13
+
+
+@pytest.mark.parametrize("type_id", TYPES, ids=names)
+def test_an_activation_that_is_not_finite_shows(type_id: int, best: _kernels.Context) -> None:
+    x = activations(2, 512)
+    x[0, 300] = np.inf
+    y = product(best, Matrix.random(type_id, 16, 512), x)
+    shows = ~np.isfinite(y[0]) if type_id in FLOATS else np.isnan(y[0])
+    assert shows.all() and np.isfinite(y[1]).all()
+
+
+@pytest.mark.parametrize("isa", _kernels.available_isas())
+def test_every_half_as_a_scale(isa: str) -> None:
+    halves = np.arange(1 << 16, dtype=np.uint16)
+    data = np.zeros((1 << 16, 34), np.uint8)
+    data[:, :2] = halves[:, None].view(np.uint8)
+    data[:, 2] = 1
+    x = np.zeros((1, 32), np.float32)
+    x[0, 0] = 127  # scale 1, q 127
+    y = product(_kernels.Context(1, isa), Matrix(Q8_0, 1 << 16, 32, data), x)[0]
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        expected = halves.view(np.float16).astype(np.float32) * np.float32(127)
+    np.testing.assert_array_equal(y, expected)
 
 
 # --- faults ---
@@ -361,7 +255,7 @@ def test_wrong_arguments_are_refused(best: _kernels.Context) -> None:
     }  # fmt: skip
     _kernels.linear(**good)
     for bad, message in (
-        ({"type_id": 1}, "no kernel for block type 1"),
+        ({"type_id": 16}, "no kernel for block type 16"),
         ({"rows": 0}, "positive"),
         ({"rows": 1 << 50}, "too large"),
         ({"columns": 65}, "65 columns are not whole blocks of 32"),

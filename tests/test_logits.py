@@ -10,6 +10,8 @@ import torch
 from engine_tools import opened, sweep_logits
 from factory import VOCAB_SIZE, make_gguf
 
+from flexinfer.formats.quants import BLOCK_TYPES
+
 TOKENS = [1] + [(37 * i * i + 11 * i + 5) % (VOCAB_SIZE - 3) + 3 for i in range(89)]
 EACH = range(1, len(TOKENS) + 1)
 LLAMA3_ROPE = {
@@ -51,7 +53,7 @@ def test_logits_equal_transformers(tmp_path: Path, case: str) -> None:
     assert relative_error(ours, theirs) <= 1e-3
 
 
-@pytest.mark.parametrize("block_type", ["Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("block_type", [t.name for t in BLOCK_TYPES.values() if t.has_kernel])
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_quantised_weights_differ_by_the_activations_only(
     tmp_path: Path, architecture: str, block_type: str
