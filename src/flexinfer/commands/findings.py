@@ -50,7 +50,7 @@ class Finding:
 def judge_instructions(
     chosen: str | None, available: list[str], cap: str | None, machine: Processor
 ) -> Finding:
-    """`chosen` is None where FLEXINFER_ISA, the cap, is not available."""
+    """`chosen` is None where FLEXINFER_ISA, the cap, is no name of one."""
     facts = {"chosen": chosen, "available": available, "cap": cap}
     best, names = available[-1], ", ".join(available)
 
@@ -73,7 +73,7 @@ def judge_instructions(
         return found(
             Mark.PROBLEM, text, "show the guest its host's processor (in QEMU: `-cpu host`)"
         )
-    return found(Mark.PROBLEM, text, "use a small model, or a machine with AVX-512 VNNI")
+    return found(Mark.PROBLEM, text, "use a small model, or a machine with AVX2 or AVX-512 VNNI")
 
 
 def judge_threads(threads: Threads) -> Finding:

@@ -30,23 +30,26 @@ from flexinfer.streaming.reader import Reader
 from flexinfer.streaming.ring import Ring
 
 IO_THREADS = 2
+ISAS = ("scalar", "avx2", "avx512")  # each faster than those before it
 FLOAT_TYPES = ("F32", "F16", "BF16")  # multiply float32 activations, not their int8 form
 Progress = Callable[[str, int, int], None]  # phase, done, of how many
 
 
 def kernel_context(threads: int) -> _kernels.Context:
-    """The kernels on `threads` threads, in the best instruction set or that of FLEXINFER_ISA.
+    """The kernels on `threads` threads, in the best instruction set here up to FLEXINFER_ISA.
 
-    Raises OptionError for one that is not available here.
+    Raises OptionError for a name that is none.
     """
-    isa = os.environ.get("FLEXINFER_ISA") or None
+    cap = os.environ.get("FLEXINFER_ISA") or ISAS[-1]
     available = _kernels.available_isas()
-    if isa is not None and isa not in available:
+    if cap not in ISAS:
         raise OptionError(
-            f"FLEXINFER_ISA is {isa!r}; available here: {', '.join(available)}",
+            f"FLEXINFER_ISA is {cap!r}; available here: {', '.join(available)}",
             "unset FLEXINFER_ISA, or set it to one of these",
         )
-    return _kernels.Context(threads, isa)
+    return _kernels.Context(
+        threads, [isa for isa in ISAS[: ISAS.index(cap) + 1] if isa in available][-1]
+    )
 
 
 class Session:
