@@ -81,6 +81,7 @@ def test_a_prompt_may_come_through_a_pipe(smollm_path: Path) -> None:
         (["hi", "--force"], b"", "--force"),
         (["hi", "--ctx", "9999"], b"", "8192"),
         (["hi", "--threads", "0"], b"", "--threads is 0"),
+        (["hi", "--threads", "100000"], b"", "it must be 1 to 1024"),
         (["hi", "--kv-type", "q3"], b"", "q3"),
         (["hi", "--policy", "luck"], b"", "luck"),
     ],
