@@ -216,9 +216,12 @@ static void linear_tile(const LinearJob& job, int64_t first_group, int64_t group
       const uint8_t* from = x + t * job.x_stride_bytes;
       int64_t stride = job.x_stride_bytes;
       if constexpr (kRounds<Type>) {
-        for (int64_t i = 0; i < some; ++i)
+        for (int64_t i = 0; i < some; ++i) {
           round_to_bf16(reinterpret_cast<const float*>(from + i * stride), blocks,
                         reinterpret_cast<float*>(rounded) + i * kChunkColumns<Type>);
+          for (int64_t line = 0; line < blocks * kActivationBytes<Type>; line += 64)  // of the next tile
+            prefetch(from + (i + kMaxTile) * stride + line);
+        }
         from = rounded;
         stride = sizeof(float) * kChunkColumns<Type>;
       }
