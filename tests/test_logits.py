@@ -21,14 +21,31 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+}
+YARN_OWN = YARN_ROPE | {"beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 1.3}
+
 CASES = {
     "llama": ("llama", {}),
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama-rope-freqs": ("llama", {"rope_parameters": LLAMA3_ROPE}),
+    "llama-linear": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}},
+    ),
+    "llama-yarn": ("llama", {"rope_parameters": YARN_ROPE}),
+    "llama-yarn-own": ("llama", {"rope_parameters": YARN_OWN}),
+    "mistral": ("mistral", {}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
     "qwen3-tied": ("qwen3", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
+    "qwen3-yarn": ("qwen3", {"rope_parameters": YARN_ROPE}),
+    "gemma2": ("gemma2", {}),
     "gemma3": ("gemma3", {}),
 }
 
@@ -67,7 +84,7 @@ def test_quantised_weights_differ_by_the_activations_only(
     assert np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.999
 
 
-@pytest.mark.parametrize("case", ["llama-biases", "qwen3", "gemma3"])
+@pytest.mark.parametrize("case", ["llama-biases", "llama-yarn", "qwen3", "gemma2", "gemma3"])
 def test_logits_do_not_depend_on_how_the_prompt_is_cut(tmp_path: Path, case: str) -> None:
     architecture, overrides = CASES[case]
     make_gguf(

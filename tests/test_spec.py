@@ -135,6 +135,44 @@ def test_qwen3_norms_its_heads(folder: Path) -> None:
     assert vectors["blk.0.attn_q_norm.weight"].shape == (64,)
 
 
+def test_mistral_has_a_window_in_every_layer(llama: GGUFCheckpoint) -> None:
+    windowed = spec_from_gguf(changed(llama, {"llama.attention.sliding_window": 100}))
+    assert windowed.layers == (Layer(Rope(10000.0, 64, "adjacent"), 100),) * 2
+
+
+def test_yarn(llama: GGUFCheckpoint) -> None:
+    scaled = {
+        "llama.rope.scaling.type": "yarn",
+        "llama.rope.scaling.factor": 8.0,
+        "llama.rope.scaling.original_context_length": 64,
+    }
+    rope = spec_from_gguf(changed(llama, scaled)).layers[0].rope
+    assert rope is not None and rope.factors is not None
+    # Pair 0 turns 10 times in 64 positions and stays; from pair 9 on, less than once.
+    assert rope.factors[0] == 1 and 1 < rope.factors[4] < 8
+    assert rope.factors[9:] == pytest.approx([8.0] * 23) and rope.factors[8] < 8
+    assert rope.magnitude == pytest.approx(0.1 * math.log(8) + 1)
+    own = changed(llama, scaled | {"llama.rope.scaling.yarn_attn_factor": 1.5})
+    assert spec_from_gguf(own).layers[0].rope == replace(rope, magnitude=1.5)
+    for key, value in (("yarn_ext_factor", 0.5), ("yarn_log_multiplier", 0.1)):
+        with pytest.raises(UnsupportedError, match=f"{key} is {value}"):
+            spec_from_gguf(changed(llama, scaled | {f"llama.rope.scaling.{key}": value}))
+    with pytest.raises(FormatError, match=r"freq_base is 1\.0, not above 1"):
+        spec_from_gguf(changed(llama, scaled | {"llama.rope.freq_base": 1.0}))
+
+
+def test_gemma2(folder: Path) -> None:
+    make_gguf(folder / "gemma2.gguf", "gemma2")
+    checkpoint = open_gguf(folder / "gemma2.gguf")
+    spec = spec_from_gguf(checkpoint)
+    assert [layer.window_tokens for layer in spec.layers] == [24, None, 24]
+    assert (spec.attention_softcap, spec.logit_softcap, spec.post_norms) == (2.0, 3.0, True)
+    keys = ("attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
+    old = spec_from_gguf(changed(checkpoint, {f"gemma2.{key}": None for key in keys}))
+    assert [layer.window_tokens for layer in old.layers] == [4096, None, 4096]
+    assert (old.attention_softcap, old.logit_softcap) == (50.0, 30.0)
+
+
 def test_gemma3(gemma: GGUFCheckpoint) -> None:
     spec = spec_from_gguf(gemma)
     local = Layer(Rope(10000.0, 64, "half"), 24)
@@ -221,16 +259,22 @@ def test_senseless_keys(llama: GGUFCheckpoint, key: str, value: object, message:
     [
         ("general.architecture", "rwkv9", "'rwkv9' is not supported"),
         ("llama.expert_count", 8, "mixture of experts"),
-        ("llama.rope.scaling.type", "yarn", "rope.scaling.type is 'yarn'"),
+        ("llama.rope.scaling.type", "dynamic", "rope.scaling.type is 'dynamic'"),
         ("llama.attention.value_length", 32, "values of 32 dimensions beside keys of 64"),
         ("llama.attention.causal", False, "not causal"),
-        ("llama.attention.sliding_window", 100, "window of 100 tokens in a context of 512"),
     ],
 )
 def test_unsupported_keys(llama: GGUFCheckpoint, key: str, value: object, message: str) -> None:
     with pytest.raises(UnsupportedError, match=message) as caught:
         spec_from_gguf(changed(llama, {key: value}))
     assert caught.value.hint and "qwen3" in caught.value.hint
+
+
+def test_windows_of_an_architecture_that_has_none(qwen2: GGUFCheckpoint) -> None:
+    with pytest.raises(UnsupportedError, match="window of 100 tokens in a context of 512"):
+        spec_from_gguf(changed(qwen2, {"qwen2.attention.sliding_window": 100}))
+    wide = changed(qwen2, {"qwen2.attention.sliding_window": 512})
+    assert spec_from_gguf(wide) == spec_from_gguf(qwen2)
 
 
 def test_head_counts_per_layer(llama: GGUFCheckpoint) -> None:

@@ -25,7 +25,9 @@ class Executor:
         self._ops = ops
         self._context = context
         self._workspace = workspace
-        self._ropes = tuple(dict.fromkeys(layer.rope for layer in decoder.spec.layers))
+        self._ropes = tuple(
+            dict.fromkeys(layer.rope for layer in decoder.spec.layers if layer.rope)
+        )
         self._frequencies = tuple(inverse_frequencies(rope) for rope in self._ropes)
         self.sweeps = 0
 
@@ -107,7 +109,8 @@ class Executor:
         for index, layer in enumerate(spec.layers):
             if on_layer:
                 on_layer(index)
-            self._decoder.layer(self._ops, index, buffers, spans, angles[layer.rope])
+            turns = angles[layer.rope] if layer.rope else None
+            self._decoder.layer(self._ops, index, buffers, spans, turns)
         self.sweeps += 1
         return buffers.hidden
 
@@ -116,7 +119,7 @@ class Executor:
         angles = {}
         for i, (rope, frequencies) in enumerate(zip(self._ropes, self._frequencies, strict=True)):
             space = self._workspace.angles[i][: n * rope.dim].reshape(n, rope.dim)
-            _kernels.rope_angles(frequencies, positions.astype(np.int32), 1.0, space)
+            _kernels.rope_angles(frequencies, positions.astype(np.int32), rope.magnitude, space)
             angles[rope] = space
         return angles
 

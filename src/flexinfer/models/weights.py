@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from flexinfer.errors import FormatError, UnsupportedError
 from flexinfer.formats.checkpoint import Checkpoint, TensorInfo, check_computable
+from flexinfer.models.gguf_rope import FACTORS
 from flexinfer.models.spec import ModelSpec
 
 
@@ -74,10 +75,13 @@ def _vector_sizes(spec: ModelSpec) -> dict[str, tuple[int, bool]]:
 
     Any matrix may have a bias; a norm that the model does not have is not a vector of it.
     """
-    sizes = {"attn_norm.weight": (spec.dim, True), "ffn_norm.weight": (spec.dim, True)}
+    sizes: dict[str, tuple[int, bool]] = {}
+    if spec.pre_norms:
+        sizes |= {f"{name}.weight": (spec.dim, True) for name in ("attn_norm", "ffn_norm")}
     if spec.qk_norm:
-        for name in ("attn_q_norm", "attn_k_norm"):
-            sizes[f"{name}.weight"] = (spec.head_dim, True)
+        for name, heads in (("attn_q_norm", spec.heads), ("attn_k_norm", spec.kv_heads)):
+            together = heads if spec.qk_norm == "projection" else 1
+            sizes[f"{name}.weight"] = (together * spec.head_dim, True)
     if spec.post_norms:
         for name in ("post_attention_norm", "post_ffw_norm"):
             sizes[f"{name}.weight"] = (spec.dim, True)
@@ -92,7 +96,8 @@ class _Tensors:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.path = checkpoint.path
         self.unused = dict(checkpoint.tensors)
-        self.unused.pop("rope_freqs.weight", None)  # its factors are in the spec
+        for name in FACTORS:  # they are in the spec
+            self.unused.pop(name, None)
 
     def take(self, name: str, *shape: int) -> TensorInfo:
         tensor = self.unused.pop(name, None)

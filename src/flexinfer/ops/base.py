@@ -101,6 +101,10 @@ class Ops(Protocol):
 
     def rope(self, x: Array, heads: int, head_dim: int, angles: Array, adjacent: bool) -> None: ...
 
+    def scale(self, x: Array, factor: float) -> None:
+        """x *= factor, in place."""
+        ...
+
     def attention(
         self,
         q: Array,

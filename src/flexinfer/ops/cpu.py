@@ -55,7 +55,7 @@ class CpuOps:
     def embed(self, tokens: Sequence[int], factor: float, out: Array) -> None:
         self._embedding.gather(tokens, out)
         if factor != 1.0:
-            _kernels.scale(self._context, out, factor)
+            self.scale(out, factor)
 
     def quantise(self, x: Array, space: Array, matrices: Sequence[BoundMatrix]) -> Input:
         if not any(matrix.needs_quantised for matrix in matrices):
@@ -150,6 +150,9 @@ class CpuOps:
 
     def rope(self, x: Array, heads: int, head_dim: int, angles: Array, adjacent: bool) -> None:
         _kernels.rope(self._context, x, heads, head_dim, angles, adjacent)
+
+    def scale(self, x: Array, factor: float) -> None:
+        _kernels.scale(self._context, x, factor)
 
     def softcap(self, x: Array, cap: float) -> None:
         _kernels.softcap(self._context, x, cap)
