@@ -34,6 +34,7 @@ def make_gguf(
     import torch
     import transformers
 
+    torch.set_num_threads(1)  # more would mostly wait for each other with models so small
     family = FAMILIES[architecture]
     plain_config = getattr(transformers, f"{family.classes}Config")
     config_class = getattr(transformers, f"{family.classes}TextConfig", plain_config)
@@ -161,10 +162,12 @@ def _write_rope_scaling(
         for key in ("beta_fast", "beta_slow"):
             if rope.get(key):
                 writer.add_float32(f"{family.gguf}.rope.scaling.yarn_{key}", rope[key])
-        if rope.get("attention_factor"):
-            writer.add_rope_scaling_yarn_attn_factor(rope["attention_factor"])
+        if magnitude := rope.get("attention_factor"):
+            olmo = family.gguf == "olmo2"  # its converter has a key of its own
+            kind = "attn_factor" if olmo else "yarn_attn_factor"
+            writer.add_float32(f"{family.gguf}.rope.scaling.{kind}", magnitude)
     if rope["rope_type"] == "longrope":
-        original = rope["original_max_position_embeddings"]
+        original = config.original_max_position_embeddings
         stretch = config.max_position_embeddings / original
         writer.add_rope_scaling_orig_ctx_len(original)
         writer.add_rope_scaling_attn_factors(np.sqrt(1 + np.log(stretch) / np.log(original)))

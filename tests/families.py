@@ -42,6 +42,10 @@ GEMMA_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+POST_NORMS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 
 
 @dataclass(frozen=True)
@@ -103,4 +107,69 @@ FAMILIES = {
         names=GEMMA_NORMS,
         keys={"attention.sliding_window": "sliding_window"},
     ),
+    "phi3": Family(
+        "phi3",
+        "Phi3",
+        config=SQUARE | {"sliding_window": None},
+        names={"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+        keys={"attention.sliding_window": "sliding_window"},
+    ),
+    "granite": Family(
+        "granite",
+        "Granite",
+        permuted=True,
+        config={
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 1.7,
+        },
+        keys={
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+            "attention.scale": "attention_multiplier",
+            "logit_scale": "logits_scaling",
+        },
+    ),
+    "olmo2": Family("olmo2", "Olmo2", config=SQUARE, names=POST_NORMS),
+    # Layer 3 sees everything.
+    "olmo3": Family(
+        "olmo2",
+        "Olmo3",
+        config=SQUARE | {"num_hidden_layers": 5, "sliding_window": 24},
+        names=POST_NORMS,
+        keys={"attention.sliding_window": "sliding_window"},
+    ),
+    # Layer 3 is not turned.
+    "smollm3": Family(
+        "smollm3",
+        "SmolLM3",
+        permuted=True,
+        config={"num_hidden_layers": 5, "use_sliding_window": False},
+    ),
+    "exaone4": Family(
+        "exaone4",
+        "Exaone4",
+        config=SQUARE
+        | {
+            "num_hidden_layers": 5,
+            "sliding_window": None,
+            "layer_types": ["full_attention"] * 5,
+        },
+        names=POST_NORMS,
+        keys={"attention.sliding_window": "sliding_window"},
+    ),
+    "glm4": Family(
+        "glm4",
+        "Glm4",
+        names={
+            "mlp.gate_up_proj": "ffn_up",
+            "post_self_attn_layernorm": "post_attention_norm",
+            "post_mlp_layernorm": "post_ffw_norm",
+        },
+    ),
+    "ernie4_5": Family("ernie4_5", "Ernie4_5"),
+    "gemma": Family("gemma", "Gemma", norms_from_one=True, config={"tie_word_embeddings": True}),
+    # `transformers` has no InternLM 2 of its own; without the converter's cutting it is a Llama.
+    "internlm2": Family("internlm2", "Llama", permuted=True, config=SQUARE),
 }

@@ -2,12 +2,12 @@
 
 import math
 from array import array
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoint_tools import changed, without
 from factory import VOCAB_SIZE, make_gguf
 
 from flexinfer.errors import FormatError, UnsupportedError
@@ -48,18 +48,6 @@ def gemma(folder: Path) -> GGUFCheckpoint:
 def qwen2(folder: Path) -> GGUFCheckpoint:
     make_gguf(folder / "qwen2.gguf", "qwen2", num_hidden_layers=2)
     return open_gguf(folder / "qwen2.gguf")
-
-
-def changed(checkpoint: GGUFCheckpoint, keys: Mapping[str, Any]) -> GGUFCheckpoint:
-    """The checkpoint with keys set, or removed where the value is None."""
-    metadata = {**checkpoint.metadata, **keys}
-    kept = {key: value for key, value in metadata.items() if value is not None}
-    return replace(checkpoint, metadata=kept)
-
-
-def without(checkpoint: GGUFCheckpoint, *names: str) -> GGUFCheckpoint:
-    tensors = {name: info for name, info in checkpoint.tensors.items() if name not in names}
-    return replace(checkpoint, tensors=tensors)
 
 
 def test_llama(llama: GGUFCheckpoint) -> None:
@@ -133,44 +121,6 @@ def test_qwen3_norms_its_heads(folder: Path) -> None:
     assert spec.layers[0].rope.pairing == "half" and spec.qk_norm and not spec.qkv_bias
     vectors = collect_weights(checkpoint, spec).vectors
     assert vectors["blk.0.attn_q_norm.weight"].shape == (64,)
-
-
-def test_mistral_has_a_window_in_every_layer(llama: GGUFCheckpoint) -> None:
-    windowed = spec_from_gguf(changed(llama, {"llama.attention.sliding_window": 100}))
-    assert windowed.layers == (Layer(Rope(10000.0, 64, "adjacent"), 100),) * 2
-
-
-def test_yarn(llama: GGUFCheckpoint) -> None:
-    scaled = {
-        "llama.rope.scaling.type": "yarn",
-        "llama.rope.scaling.factor": 8.0,
-        "llama.rope.scaling.original_context_length": 64,
-    }
-    rope = spec_from_gguf(changed(llama, scaled)).layers[0].rope
-    assert rope is not None and rope.factors is not None
-    # Pair 0 turns 10 times in 64 positions and stays; from pair 9 on, less than once.
-    assert rope.factors[0] == 1 and 1 < rope.factors[4] < 8
-    assert rope.factors[9:] == pytest.approx([8.0] * 23) and rope.factors[8] < 8
-    assert rope.magnitude == pytest.approx(0.1 * math.log(8) + 1)
-    own = changed(llama, scaled | {"llama.rope.scaling.yarn_attn_factor": 1.5})
-    assert spec_from_gguf(own).layers[0].rope == replace(rope, magnitude=1.5)
-    for key, value in (("yarn_ext_factor", 0.5), ("yarn_log_multiplier", 0.1)):
-        with pytest.raises(UnsupportedError, match=f"{key} is {value}"):
-            spec_from_gguf(changed(llama, scaled | {f"llama.rope.scaling.{key}": value}))
-    with pytest.raises(FormatError, match=r"freq_base is 1\.0, not above 1"):
-        spec_from_gguf(changed(llama, scaled | {"llama.rope.freq_base": 1.0}))
-
-
-def test_gemma2(folder: Path) -> None:
-    make_gguf(folder / "gemma2.gguf", "gemma2")
-    checkpoint = open_gguf(folder / "gemma2.gguf")
-    spec = spec_from_gguf(checkpoint)
-    assert [layer.window_tokens for layer in spec.layers] == [24, None, 24]
-    assert (spec.attention_softcap, spec.logit_softcap, spec.post_norms) == (2.0, 3.0, True)
-    keys = ("attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
-    old = spec_from_gguf(changed(checkpoint, {f"gemma2.{key}": None for key in keys}))
-    assert [layer.window_tokens for layer in old.layers] == [4096, None, 4096]
-    assert (old.attention_softcap, old.logit_softcap) == (50.0, 30.0)
 
 
 def test_gemma3(gemma: GGUFCheckpoint) -> None:
@@ -262,6 +212,8 @@ def test_senseless_keys(llama: GGUFCheckpoint, key: str, value: object, message:
         ("llama.rope.scaling.type", "dynamic", "rope.scaling.type is 'dynamic'"),
         ("llama.attention.value_length", 32, "values of 32 dimensions beside keys of 64"),
         ("llama.attention.causal", False, "not causal"),
+        ("llama.residual_scale", 0.5, "llama.residual_scale is 0.5"),
+        ("llama.attention.temperature_scale", 0.1, "attention with a temperature"),
     ],
 )
 def test_unsupported_keys(llama: GGUFCheckpoint, key: str, value: object, message: str) -> None:

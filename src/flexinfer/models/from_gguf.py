@@ -1,7 +1,8 @@
 """A ModelSpec from a GGUF file's keys and the facts that the keys leave out."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Self
 
 from flexinfer.formats.checkpoint import Checkpoint
 from flexinfer.models.gguf_facts import SCALED_BY_HEADS
@@ -38,6 +39,7 @@ def spec_from_gguf(checkpoint: Checkpoint) -> ModelSpec:
             f"{keys.full('block_count')} is {layer_count}, "
             f"but the file has only {len(checkpoint.tensors)} tensors"
         )
+    scales = _Scales.of(keys)
     by_heads = (keys.architecture, layer_count) in SCALED_BY_HEADS
     return ModelSpec(
         architecture=keys.architecture,
@@ -49,31 +51,63 @@ def spec_from_gguf(checkpoint: Checkpoint) -> ModelSpec:
         head_dim=head_dim,
         vocab_size=embedding.shape[0],
         context_tokens=keys.integer("context_length"),
-        norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
+        norm_eps=keys.number("attention.layer_norm_rms_epsilon") / scales.residual**2,
         activation=facts.activation,
-        attention_scale=1 / math.sqrt(dim / heads if by_heads else head_dim),
+        attention_scale=scales.attention or 1 / math.sqrt(dim / heads if by_heads else head_dim),
         tied_head="output.weight" not in checkpoint.tensors,
         qk_norm=facts.qk_norm,
         pre_norms=facts.pre_norms,
         post_norms=facts.post_norms,
         qkv_bias=facts.qkv_bias,
-        embedding_scale=math.sqrt(dim) if facts.scaled_embedding else 1.0,
+        embedding_scale=(math.sqrt(dim) if facts.scaled_embedding else scales.embedding)
+        / scales.residual,
+        logit_scale=1 / scales.logits,
         attention_softcap=keys.optional_number("attn_logit_softcapping"),
         logit_softcap=keys.optional_number("final_logit_softcapping"),
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Scales:
+    """Granite's multipliers, all 1 (attention: None, the usual one) where there are none.
+
+    What attention and the FFN add is multiplied by `residual` there. Here the hidden state is kept
+    divided by it instead, which no norm notices but for its epsilon.
+    """
+
+    embedding: float
+    residual: float
+    attention: float | None
+    logits: float  # they are divided by it
+
+    @classmethod
+    def of(cls, keys: Keys) -> Self:
+        names = ("embedding_scale", "residual_scale", "attention.scale", "logit_scale")
+        embedding, residual, attention, logits = map(keys.optional_number, names)
+        if not keys.facts.multipliers:
+            for name, value in zip(names, (embedding, residual, attention, logits), strict=True):
+                if value not in (None, 1.0):
+                    raise keys.unsupported(f"{keys.full(name)} is {value}")
+            return cls(1.0, 1.0, None, 1.0)
+        return cls(embedding or 1.0, residual or 1.0, attention, logits or 1.0)
+
+
 def _layers(keys: Keys, count: int, head_dim: int) -> tuple[Layer, ...]:
-    rope = rope_from_gguf(keys, head_dim)
-    everywhere = Layer(rope)
-    if not keys.get("attention.sliding_window", 0) or keys.facts.window_period is None:
-        return (everywhere,) * count
-    base = keys.number("rope.freq_base_swa", keys.facts.local_rope_base or rope.base)
-    local_rope = replace(rope, base=base)
-    if not keys.facts.scaled_local_rope:
-        local_rope = Rope(base, rope.dim, rope.pairing)
-    local = Layer(local_rope, keys.integer("attention.sliding_window"))
-    return tuple(local if windowed else everywhere for windowed in _window_pattern(keys, count))
+    facts, rope = keys.facts, rope_from_gguf(keys, head_dim)
+    window, local_rope = None, rope
+    windowed = [False] * count
+    if facts.window_period is not None and keys.get("attention.sliding_window", 0):
+        window = keys.integer("attention.sliding_window")
+        windowed = _window_pattern(keys, count)
+        base = keys.number("rope.freq_base_swa", facts.local_rope_base or rope.base)
+        plain = Rope(base, rope.dim, rope.pairing)
+        local_rope = replace(rope, base=base) if facts.scaled_local_rope else plain
+    everywhere = Layer(None if window and facts.windows_turn else rope)
+    layers = [Layer(local_rope, window) if local else everywhere for local in windowed]
+    if facts.unturned_period:
+        for index in range(facts.unturned_period - 1, count, facts.unturned_period):
+            layers[index] = replace(layers[index], rope=None)
+    return tuple(layers)
 
 
 def _window_pattern(keys: Keys, count: int) -> list[bool]:
@@ -95,6 +129,10 @@ def _refuse_unsupported(keys: Keys) -> None:
             f"a mixture of experts ({keys.full('expert_count')} is "
             f"{brief(keys.get('expert_count'))}), which FlexInfer does not run yet"
         )
+    if keys.get("attention.temperature_scale", 0) or keys.get("nextn_predict_layers", 0):
+        raise keys.unsupported("attention with a temperature, or layers that predict further")
+    if keys.get("rope.scaling.finetuned") is False and keys.facts.multipliers:
+        raise keys.unsupported(f"{keys.full('rope.scaling.finetuned')} is false: no rope at all")
     if keys.get("attention.causal", True) is False:
         raise keys.unsupported(
             f"attention is not causal ({keys.full('attention.causal')}): "

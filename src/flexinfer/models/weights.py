@@ -1,11 +1,15 @@
 """Which tensors a model needs, in the order a sweep uses them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flexinfer.errors import FormatError, UnsupportedError
 from flexinfer.formats.checkpoint import Checkpoint, TensorInfo, check_computable
 from flexinfer.models.gguf_rope import FACTORS
 from flexinfer.models.spec import ModelSpec
+
+# Tensors that hold several matrices, one after the other (llama.cpp's build_qkv; LLM_FFN_SWIGLU).
+FUSED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,7 @@ def collect_weights(checkpoint: Checkpoint, spec: ModelSpec) -> ModelWeights:
     matrix_shapes = _matrix_shapes(spec)
     vector_sizes = _vector_sizes(spec)
     for layer in range(len(spec.layers)):
+        tensors.split_fused(layer, matrix_shapes)
         for role, shape in matrix_shapes.items():
             tensor = tensors.take(f"blk.{layer}.{role}.weight", *shape)
             matrices.append(Matrix(tensor, layer, role))
@@ -98,6 +103,25 @@ class _Tensors:
         self.unused = dict(checkpoint.tensors)
         for name in FACTORS:  # they are in the spec
             self.unused.pop(name, None)
+
+    def split_fused(self, layer: int, shapes: Mapping[str, tuple[int, int]]) -> None:
+        """Matrices (and their biases) that lie in one tensor become tensors, ranges of its rows:
+        attn_qkv, and an ffn_up that begins with the gate.
+        """
+        for fused, roles in FUSED.items():
+            for kind in ("weight", "bias"):
+                if f"blk.{layer}.{roles[0]}.{kind}" in self.unused:
+                    continue
+                whole = self.unused.get(f"blk.{layer}.{fused}.{kind}")
+                rows = sum(shapes[role][0] for role in roles)
+                if whole is None or whole.shape[0] != rows:
+                    continue
+                del self.unused[whole.name]
+                first = 0
+                for role in roles:
+                    name = f"blk.{layer}.{role}.{kind}"
+                    self.unused[name] = whole.part(first, shapes[role][0])
+                    first += shapes[role][0]
 
     def take(self, name: str, *shape: int) -> TensorInfo:
         tensor = self.unused.pop(name, None)
