@@ -1,7 +1,7 @@
 """Tiny random models, the same weights as a GGUF file and as a `transformers` model.
 
-What GGUF stores differently is written here independently of `flexinfer`: llama's q and k rows
-reordered for adjacent-pair rope, gemma's norms as 1 + w, llama3's rope factors as a tensor.
+What GGUF stores differently is written here and in `families` independently of `flexinfer`: llama's
+q and k rows reordered for adjacent-pair rope, gemma's norms as 1 + w, rope factors as tensors.
 """
 
 import json
@@ -10,49 +10,9 @@ from typing import Any
 
 import gguf
 import numpy as np
+from families import BASE, FAMILIES, LAYER_NAMES, VOCAB_SIZE, Family
 from gguf.quants import dequantize, quantize
 
-VOCAB_SIZE = 331
-
-_BASE: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 256,
-    "intermediate_size": 280,  # no multiple of 16, nor of 32: ffn_down stays F32
-    "num_hidden_layers": 3,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 1,
-    "head_dim": 64,  # 8 x 64 is not 256
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "tie_word_embeddings": False,
-}
-_OWN: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "qwen2": {},
-    "qwen3": {},
-    # Layer 5 sees everything, the others a window shorter than the tests' sequences.
-    "gemma3": {
-        "num_hidden_layers": 7,
-        "sliding_window": 24,
-        "query_pre_attn_scalar": 64,
-        "tie_word_embeddings": True,
-    },
-}
-_LAYER_NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -82,36 +42,33 @@ def make_gguf(
     import torch
     import transformers
 
-    classes = {
-        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-        "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
-        "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
-        "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
-    }
-    config_class, model_class = classes[architecture]
-    config = config_class(**(_BASE | _OWN[architecture] | overrides))
+    torch.set_num_threads(1)  # more would mostly wait for each other with models so small
+    family = FAMILIES[architecture]
+    plain_config = getattr(transformers, f"{family.classes}Config")
+    config_class = getattr(transformers, f"{family.classes}TextConfig", plain_config)
+    config = config_class(**(BASE | dict(family.config) | overrides))
     config._attn_implementation = "eager"
-    model = model_class(config).float().eval()
+    model = getattr(transformers, f"{family.classes}ForCausalLM")(config).float().eval()
 
-    writer = gguf.GGUFWriter(path, architecture)
-    _write_keys(writer, architecture, config)
+    writer = gguf.GGUFWriter(path, family.gguf)
+    _write_keys(writer, family, config)
     _write_tokenizer(writer, config.vocab_size)
     rng = np.random.default_rng(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            values = _random_values(rng, name, tuple(parameter.shape), architecture)
+            values = _random_values(rng, name, tuple(parameter.shape), family)
             stored, raw = _store(rng, values, block_type)
             parameter.copy_(torch.from_numpy(values if raw is None else dequantize(raw, stored)))
             written = values if raw is None else raw
-            if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+            if family.permuted and ("q_proj" in name or "k_proj" in name):
                 heads = (
                     config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
                 )
                 written = _adjacent_pairs(written, heads)
-            if architecture == "gemma3" and "norm" in name:
+            if family.norms_from_one and "norm" in name:
                 written = written + 1
-            writer.add_tensor(_gguf_name(name, architecture), written, raw_dtype=stored)
-        _write_rope_factors(writer, architecture, config, model)
+            writer.add_tensor(_gguf_name(name, family), written, raw_dtype=stored)
+        _write_rope_factors(writer, config, model)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -120,12 +77,12 @@ def make_gguf(
 
 
 def _random_values(
-    rng: np.random.Generator, name: str, shape: tuple[int, ...], architecture: str
+    rng: np.random.Generator, name: str, shape: tuple[int, ...], family: Family
 ) -> np.ndarray:
     """Sizes that keep activations and logits near 1, so that every part shows in the logits."""
     values = rng.standard_normal(shape, dtype=np.float32)
     if "norm" in name:
-        return values * np.float32(0.2) + np.float32(architecture != "gemma3")
+        return values * np.float32(0.2) + np.float32(not family.norms_from_one)
     if len(shape) == 1:
         return values * np.float32(0.3)
     return values / np.float32(np.sqrt(shape[1]))
@@ -159,7 +116,7 @@ def _adjacent_pairs(rows: np.ndarray, heads: int) -> np.ndarray:
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
 
 
-def _gguf_name(name: str, architecture: str) -> str:
+def _gguf_name(name: str, family: Family) -> str:
     fixed = {
         "model.embed_tokens.weight": "token_embd.weight",
         "model.norm.weight": "output_norm.weight",
@@ -169,26 +126,17 @@ def _gguf_name(name: str, architecture: str) -> str:
         return fixed[name]
     _, _, layer, rest = name.split(".", 3)
     part, kind = rest.rsplit(".", 1)
-    names = _LAYER_NAMES | (
-        {
-            "pre_feedforward_layernorm": "ffn_norm",
-            "post_attention_layernorm": "post_attention_norm",
-            "post_feedforward_layernorm": "post_ffw_norm",
-        }
-        if architecture == "gemma3"
-        else {"post_attention_layernorm": "ffn_norm"}
-    )
-    return f"blk.{layer}.{names[part]}.{kind}"
+    return f"blk.{layer}.{(LAYER_NAMES | dict(family.names))[part]}.{kind}"
 
 
-def _rope_parameters(architecture: str, config: Any) -> dict[str, Any]:
+def _rope_parameters(config: Any) -> dict[str, Any]:
     parameters: dict[str, Any] = config.rope_parameters
-    return parameters["full_attention"] if architecture == "gemma3" else parameters
+    return parameters.get("full_attention", parameters)
 
 
-def _write_keys(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None:
-    rope = _rope_parameters(architecture, config)
-    writer.add_name(f"tiny {architecture}")
+def _write_keys(writer: gguf.GGUFWriter, family: Family, config: Any) -> None:
+    rope = _rope_parameters(config)
+    writer.add_name(f"tiny {family.gguf}")
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -201,24 +149,49 @@ def _write_keys(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
-    if architecture == "gemma3":
-        writer.add_sliding_window(config.sliding_window)
-    else:
-        writer.add_rope_dimension_count(head_dim)
-    if rope["rope_type"] == "linear":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(rope["factor"])
+    if not family.gguf.startswith("gemma"):
+        turning = rope.get("partial_rotary_factor", 1.0)
+        writer.add_rope_dimension_count(int(head_dim * turning))
+    for key, attribute in family.keys.items():
+        if (value := getattr(config, attribute)) is not None:
+            add = writer.add_uint32 if isinstance(value, int) else writer.add_float32
+            add(f"{family.gguf}.{key}", value)
+    _write_rope_scaling(writer, family, config, rope)
 
 
-def _write_rope_factors(
-    writer: gguf.GGUFWriter, architecture: str, config: Any, model: Any
+def _write_rope_scaling(
+    writer: gguf.GGUFWriter, family: Family, config: Any, rope: dict[str, Any]
 ) -> None:
-    rope = _rope_parameters(architecture, config)
+    if rope["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        for key in ("beta_fast", "beta_slow"):
+            if rope.get(key):
+                writer.add_float32(f"{family.gguf}.rope.scaling.yarn_{key}", rope[key])
+        if magnitude := rope.get("attention_factor"):
+            olmo = family.gguf == "olmo2"  # its converter has a key of its own
+            kind = "attn_factor" if olmo else "yarn_attn_factor"
+            writer.add_float32(f"{family.gguf}.rope.scaling.{kind}", magnitude)
+    if rope["rope_type"] == "longrope":
+        original = config.original_max_position_embeddings
+        stretch = config.max_position_embeddings / original
+        writer.add_rope_scaling_orig_ctx_len(original)
+        writer.add_rope_scaling_attn_factors(np.sqrt(1 + np.log(stretch) / np.log(original)))
+
+
+def _write_rope_factors(writer: gguf.GGUFWriter, config: Any, model: Any) -> None:
+    rope = _rope_parameters(config)
     if rope["rope_type"] == "llama3":
         frequencies = model.model.rotary_emb.inv_freq.double().numpy()
         pairs = np.arange(len(frequencies))
         plain = rope["rope_theta"] ** (-pairs / len(frequencies))
         writer.add_tensor("rope_freqs.weight", (plain / frequencies).astype(np.float32))
+    if rope["rope_type"] == "longrope":
+        for kind in ("long", "short"):
+            factors = np.array(rope[f"{kind}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{kind}.weight", factors)
 
 
 def _write_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:

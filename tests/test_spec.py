@@ -2,12 +2,12 @@
 
 import math
 from array import array
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoint_tools import changed, without
 from factory import VOCAB_SIZE, make_gguf
 
 from flexinfer.errors import FormatError, UnsupportedError
@@ -48,18 +48,6 @@ def gemma(folder: Path) -> GGUFCheckpoint:
 def qwen2(folder: Path) -> GGUFCheckpoint:
     make_gguf(folder / "qwen2.gguf", "qwen2", num_hidden_layers=2)
     return open_gguf(folder / "qwen2.gguf")
-
-
-def changed(checkpoint: GGUFCheckpoint, keys: Mapping[str, Any]) -> GGUFCheckpoint:
-    """The checkpoint with keys set, or removed where the value is None."""
-    metadata = {**checkpoint.metadata, **keys}
-    kept = {key: value for key, value in metadata.items() if value is not None}
-    return replace(checkpoint, metadata=kept)
-
-
-def without(checkpoint: GGUFCheckpoint, *names: str) -> GGUFCheckpoint:
-    tensors = {name: info for name, info in checkpoint.tensors.items() if name not in names}
-    return replace(checkpoint, tensors=tensors)
 
 
 def test_llama(llama: GGUFCheckpoint) -> None:
@@ -221,16 +209,24 @@ def test_senseless_keys(llama: GGUFCheckpoint, key: str, value: object, message:
     [
         ("general.architecture", "rwkv9", "'rwkv9' is not supported"),
         ("llama.expert_count", 8, "mixture of experts"),
-        ("llama.rope.scaling.type", "yarn", "rope.scaling.type is 'yarn'"),
+        ("llama.rope.scaling.type", "dynamic", "rope.scaling.type is 'dynamic'"),
         ("llama.attention.value_length", 32, "values of 32 dimensions beside keys of 64"),
         ("llama.attention.causal", False, "not causal"),
-        ("llama.attention.sliding_window", 100, "window of 100 tokens in a context of 512"),
+        ("llama.residual_scale", 0.5, "llama.residual_scale is 0.5"),
+        ("llama.attention.temperature_scale", 0.1, "attention with a temperature"),
     ],
 )
 def test_unsupported_keys(llama: GGUFCheckpoint, key: str, value: object, message: str) -> None:
     with pytest.raises(UnsupportedError, match=message) as caught:
         spec_from_gguf(changed(llama, {key: value}))
     assert caught.value.hint and "qwen3" in caught.value.hint
+
+
+def test_windows_of_an_architecture_that_has_none(qwen2: GGUFCheckpoint) -> None:
+    with pytest.raises(UnsupportedError, match="window of 100 tokens in a context of 512"):
+        spec_from_gguf(changed(qwen2, {"qwen2.attention.sliding_window": 100}))
+    wide = changed(qwen2, {"qwen2.attention.sliding_window": 512})
+    assert spec_from_gguf(wide) == spec_from_gguf(qwen2)
 
 
 def test_head_counts_per_layer(llama: GGUFCheckpoint) -> None:

@@ -20,7 +20,9 @@ class Executor:
         self._decoder = decoder
         self._ops = ops
         self._workspace = workspace
-        self._ropes = tuple(dict.fromkeys(layer.rope for layer in decoder.spec.layers))
+        self._ropes = tuple(
+            dict.fromkeys(layer.rope for layer in decoder.spec.layers if layer.rope)
+        )
         self._frequencies = tuple(inverse_frequencies(rope) for rope in self._ropes)
         self.sweeps = 0
 
@@ -102,7 +104,8 @@ class Executor:
         for index, layer in enumerate(spec.layers):
             if on_layer:
                 on_layer(index)
-            self._decoder.layer(self._ops, index, buffers, spans, angles[layer.rope])
+            turns = angles[layer.rope] if layer.rope else None
+            self._decoder.layer(self._ops, index, buffers, spans, turns)
         self.sweeps += 1
         return buffers.hidden
 
@@ -111,7 +114,7 @@ class Executor:
         angles = {}
         for i, (rope, frequencies) in enumerate(zip(self._ropes, self._frequencies, strict=True)):
             space = self._workspace.angles[i][: n * rope.dim].reshape(n, rope.dim)
-            self._ops.rope_angles(frequencies, positions.astype(np.int32), space)
+            self._ops.rope_angles(frequencies, positions.astype(np.int32), rope.magnitude, space)
             angles[rope] = space
         return angles
 

@@ -78,7 +78,8 @@ class Session:
         self.load_s = time.perf_counter() - started
 
     def _build(self, model: Model, context: _kernels.Context, progress: Progress | None) -> None:
-        plan, spec = self.plan, model.spec
+        plan = self.plan
+        spec = model.spec.for_context(plan.workload.context_tokens)
         sizes = Sizes(spec, model.weights, plan.kv_type)
         for category in (Category.INTERPRETER, Category.TOKENIZER):
             self.ledger.charge(category, plan.parts[category])

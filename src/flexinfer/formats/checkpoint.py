@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -61,6 +61,17 @@ class TensorInfo:
     @property
     def row_bytes(self) -> int:
         return self.block_type.row_bytes(self.columns)
+
+    def part(self, first: int, count: int) -> Self:
+        """Rows `first` .. of a matrix, or elements of a vector, as a tensor of its own."""
+        matrix = len(self.shape) > 1
+        step = self.row_bytes if matrix else self.block_type.row_bytes(1)
+        return replace(
+            self,
+            shape=(count, *self.shape[1:]),
+            offset_bytes=self.offset_bytes + first * step,
+            size_bytes=count * step,
+        )
 
 
 class Checkpoint(Protocol):

@@ -1,6 +1,4 @@
-"""The dense decoder family (Llama, Qwen 2 and 3, Gemma 3): one layer, steered by the spec's
-flags.
-"""
+"""The dense decoder family (Llama, Qwen, Gemma, Phi-3, …): one layer, steered by the spec."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,39 +34,48 @@ class Decoder:
     matrices: Mapping[tuple[int, str], BoundMatrix]
     vectors: Mapping[str, Array]
 
-    def layer(self, ops: Ops, index: int, b: Buffers, spans: Sequence[Span], angles: Array) -> None:
-        """Run layer `index` on b.hidden in place; `angles` [tokens, 2 * pairs] are the rope's
-        of this layer.
-        """
+    def layer(
+        self, ops: Ops, index: int, b: Buffers, spans: Sequence[Span], angles: Array | None
+    ) -> None:
+        """Run layer `index` on b.hidden in place; `angles` [tokens, 2 * pairs] are its rope's."""
         self._attention(ops, index, b, spans, angles)
         self._feed_forward(ops, index, b)
 
     def head(self, ops: Ops, hidden: Array, x: Array) -> None:
         """The last norm; the product with the output matrix is the caller's."""
         ops.rms_norm(hidden, self.vectors["output_norm.weight"], self.spec.norm_eps, x)
+        if self.spec.logit_scale != 1.0:
+            ops.scale(x, self.spec.logit_scale)  # rather than the logits: they are many more
 
     def _vector(self, index: int, name: str) -> Array | None:
         return self.vectors.get(f"blk.{index}.{name}")
 
+    def _input(self, ops: Ops, index: int, part: str, b: Buffers) -> Array:
+        """What attention or the FFN begins with: the hidden state, normed where the model does."""
+        if not self.spec.pre_norms:
+            return b.hidden
+        ops.rms_norm(b.hidden, self._vector(index, f"{part}_norm.weight"), self.spec.norm_eps, b.x)
+        return b.x
+
     def _attention(
-        self, ops: Ops, index: int, b: Buffers, spans: Sequence[Span], angles: Array
+        self, ops: Ops, index: int, b: Buffers, spans: Sequence[Span], angles: Array | None
     ) -> None:
         spec, layer = self.spec, self.spec.layers[index]
         wq, wk, wv, wo = (
             self.matrices[index, f"attn_{role}"] for role in ("q", "k", "v", "output")
         )
-        ops.rms_norm(b.hidden, self._vector(index, "attn_norm.weight"), spec.norm_eps, b.x)
-        x = ops.quantise(b.x, b.quantised_dim, (wq, wk, wv))
+        x = ops.quantise(self._input(ops, index, "attn", b), b.quantised_dim, (wq, wk, wv))
         ops.linear(wq, x, b.q, bias=self._vector(index, "attn_q.bias"))
         ops.linear(wk, x, b.k, bias=self._vector(index, "attn_k.bias"))
         ops.linear(wv, x, b.v, bias=self._vector(index, "attn_v.bias"))
         if spec.qk_norm:
             for rows, name in ((b.q, "attn_q_norm.weight"), (b.k, "attn_k_norm.weight")):
-                heads = rows.reshape(-1, spec.head_dim)
-                ops.rms_norm(heads, self._vector(index, name), spec.norm_eps, heads)
-        adjacent = layer.rope.pairing == "adjacent"
-        ops.rope(b.q, spec.heads, spec.head_dim, angles, adjacent)
-        ops.rope(b.k, spec.kv_heads, spec.head_dim, angles, adjacent)
+                parts = rows.reshape(-1, spec.head_dim) if spec.qk_norm == "head" else rows
+                ops.rms_norm(parts, self._vector(index, name), spec.norm_eps, parts)
+        if layer.rope:
+            adjacent = layer.rope.pairing == "adjacent"
+            ops.rope(b.q, spec.heads, spec.head_dim, angles, adjacent)
+            ops.rope(b.k, spec.kv_heads, spec.head_dim, angles, adjacent)
         ops.attention(b.q, b.k, b.v, b.heads, index, spans, layer.window_tokens)
         x = ops.quantise(b.heads, b.quantised_heads, (wo,))
         bias = self._vector(index, "attn_output.bias")
@@ -83,8 +90,7 @@ class Decoder:
         spec = self.spec
         gate, up, down = (self.matrices[index, f"ffn_{role}"] for role in ("gate", "up", "down"))
         activation = Epilogue.SILU_MUL if spec.activation == "silu" else Epilogue.GELU_MUL
-        ops.rms_norm(b.hidden, self._vector(index, "ffn_norm.weight"), spec.norm_eps, b.x)
-        x = ops.quantise(b.x, b.quantised_dim, (gate, up))
+        x = ops.quantise(self._input(ops, index, "ffn", b), b.quantised_dim, (gate, up))
         ops.linear(gate, x, b.inner, bias=self._vector(index, "ffn_gate.bias"))
         ops.linear(up, x, b.inner, activation, self._vector(index, "ffn_up.bias"))
         x = ops.quantise(b.inner, b.quantised_inner, (down,))

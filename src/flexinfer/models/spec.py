@@ -1,12 +1,14 @@
 """A model's hyper-parameters, normalised: one description whatever file they came from."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary embedding. `factors` (one a pair) divide frequencies, `scale` multiplies positions."""
+    """Rotary embedding. `factors` (one a pair) divide frequencies, `scale` multiplies positions,
+    `magnitude` the cosines and sines.
+    """
 
     base: float
     dim: int  # leading dimensions of a head that turn
@@ -14,13 +16,16 @@ class Rope:
     pairing: Literal["adjacent", "half"]
     factors: tuple[float, ...] | None = None
     scale: float = 1.0
+    magnitude: float = 1.0
+    long_factors: tuple[float, ...] | None = None  # instead of `factors`, where the context
+    original_tokens: int = 0  # is longer than this
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     """What may differ from layer to layer."""
 
-    rope: Rope
+    rope: Rope | None  # None: positions are not told
     window_tokens: int | None = None  # sliding window; None sees everything
 
 
@@ -41,13 +46,34 @@ class ModelSpec:
     activation: Literal["silu", "gelu"]  # gelu: the tanh form
     attention_scale: float  # multiplies q.k
     tied_head: bool
-    qk_norm: bool = False
+    qk_norm: Literal["head", "projection"] | None = None  # of q and k: each head, or all at once
     qkv_bias: bool = False  # must have them; any model may
-    post_norms: bool = False  # gemma: a norm after attention and after the FFN, before the residual
+    pre_norms: bool = True  # a norm before attention and before the FFN
+    post_norms: bool = False  # a norm after attention and after the FFN, before the residual
     embedding_scale: float = 1.0
+    logit_scale: float = 1.0
     attention_softcap: float | None = None
     logit_softcap: float | None = None
 
     def kv_bytes_per_token(self, value_bytes: int) -> int:
         """Of keys and values in all layers, `value_bytes` each."""
         return 2 * len(self.layers) * self.kv_heads * self.head_dim * value_bytes
+
+    def for_context(self, tokens: int) -> Self:
+        """The spec of a run: longrope's factors chosen once, by the context's size, so that keys in
+        the cache and queries turn alike.
+        """
+        return replace(
+            self,
+            layers=tuple(
+                replace(layer, rope=layer.rope and _settled(layer.rope, tokens))
+                for layer in self.layers
+            ),
+        )
+
+
+def _settled(rope: Rope, context_tokens: int) -> Rope:
+    if rope.long_factors is None:
+        return rope
+    factors = rope.long_factors if context_tokens > rope.original_tokens else rope.factors
+    return replace(rope, factors=factors, long_factors=None, original_tokens=0)

@@ -1,10 +1,15 @@
 """Which tensors a model needs, in the order a sweep uses them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flexinfer.errors import FormatError, UnsupportedError
 from flexinfer.formats.checkpoint import Checkpoint, TensorInfo, check_computable
+from flexinfer.models.gguf_rope import FACTORS
 from flexinfer.models.spec import ModelSpec
+
+# Tensors that hold several matrices, one after the other (llama.cpp's build_qkv; LLM_FFN_SWIGLU).
+FUSED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,7 @@ def collect_weights(checkpoint: Checkpoint, spec: ModelSpec) -> ModelWeights:
     matrix_shapes = _matrix_shapes(spec)
     vector_sizes = _vector_sizes(spec)
     for layer in range(len(spec.layers)):
+        tensors.split_fused(layer, matrix_shapes)
         for role, shape in matrix_shapes.items():
             tensor = tensors.take(f"blk.{layer}.{role}.weight", *shape)
             matrices.append(Matrix(tensor, layer, role))
@@ -74,10 +80,13 @@ def _vector_sizes(spec: ModelSpec) -> dict[str, tuple[int, bool]]:
 
     Any matrix may have a bias; a norm that the model does not have is not a vector of it.
     """
-    sizes = {"attn_norm.weight": (spec.dim, True), "ffn_norm.weight": (spec.dim, True)}
+    sizes: dict[str, tuple[int, bool]] = {}
+    if spec.pre_norms:
+        sizes |= {f"{name}.weight": (spec.dim, True) for name in ("attn_norm", "ffn_norm")}
     if spec.qk_norm:
-        for name in ("attn_q_norm", "attn_k_norm"):
-            sizes[f"{name}.weight"] = (spec.head_dim, True)
+        for name, heads in (("attn_q_norm", spec.heads), ("attn_k_norm", spec.kv_heads)):
+            together = heads if spec.qk_norm == "projection" else 1
+            sizes[f"{name}.weight"] = (together * spec.head_dim, True)
     if spec.post_norms:
         for name in ("post_attention_norm", "post_ffw_norm"):
             sizes[f"{name}.weight"] = (spec.dim, True)
@@ -92,7 +101,27 @@ class _Tensors:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.path = checkpoint.path
         self.unused = dict(checkpoint.tensors)
-        self.unused.pop("rope_freqs.weight", None)  # its factors are in the spec
+        for name in FACTORS:  # they are in the spec
+            self.unused.pop(name, None)
+
+    def split_fused(self, layer: int, shapes: Mapping[str, tuple[int, int]]) -> None:
+        """Matrices (and their biases) that lie in one tensor become tensors, ranges of its rows:
+        attn_qkv, and an ffn_up that begins with the gate.
+        """
+        for fused, roles in FUSED.items():
+            for kind in ("weight", "bias"):
+                if f"blk.{layer}.{roles[0]}.{kind}" in self.unused:
+                    continue
+                whole = self.unused.get(f"blk.{layer}.{fused}.{kind}")
+                rows = sum(shapes[role][0] for role in roles)
+                if whole is None or whole.shape[0] != rows:
+                    continue
+                del self.unused[whole.name]
+                first = 0
+                for role in roles:
+                    name = f"blk.{layer}.{role}.{kind}"
+                    self.unused[name] = whole.part(first, shapes[role][0])
+                    first += shapes[role][0]
 
     def take(self, name: str, *shape: int) -> TensorInfo:
         tensor = self.unused.pop(name, None)

@@ -116,9 +116,11 @@ class Ops(Protocol):
         """out += x / rms(x) * weight."""
         ...
 
-    def rope_angles(self, frequencies: Array, positions: Array, out: Array) -> None:
-        """Cosines and sines for `rope`, [tokens, 2 * pairs], of float64 frequencies [pairs] and
-        int32 positions [tokens].
+    def rope_angles(
+        self, frequencies: Array, positions: Array, magnitude: float, out: Array
+    ) -> None:
+        """Cosines and sines for `rope`, times `magnitude`, [tokens, 2 * pairs], of float64
+        frequencies [pairs] and int32 positions [tokens].
         """
         ...
 
@@ -128,6 +130,10 @@ class Ops(Protocol):
 
     def softcap(self, x: Array, cap: float) -> None:
         """x = cap * tanh(x / cap), in place."""
+        ...
+
+    def scale(self, x: Array, factor: float) -> None:
+        """x *= factor, in place."""
         ...
 
     def attention(

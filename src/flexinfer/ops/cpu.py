@@ -52,7 +52,7 @@ class CpuOps:
     def embed(self, tokens: Sequence[int], factor: float, out: Array) -> None:
         self._embedding.gather(tokens, out)
         if factor != 1.0:
-            _kernels.scale(self._context, out, factor)
+            self.scale(out, factor)
 
     def quantise(self, x: Array, space: Array, matrices: Sequence[BoundMatrix]) -> Input:
         if not any(matrix.needs_quantised for matrix in matrices):
@@ -141,11 +141,16 @@ class CpuOps:
     def rms_norm_add(self, x: Array, weight: Array, eps: float, out: Array) -> None:
         _kernels.rms_norm_add(self._context, x, weight, eps, out)
 
-    def rope_angles(self, frequencies: Array, positions: Array, out: Array) -> None:
-        _kernels.rope_angles(frequencies, positions, 1.0, out)
+    def rope_angles(
+        self, frequencies: Array, positions: Array, magnitude: float, out: Array
+    ) -> None:
+        _kernels.rope_angles(frequencies, positions, magnitude, out)
 
     def rope(self, x: Array, heads: int, head_dim: int, angles: Array, adjacent: bool) -> None:
         _kernels.rope(self._context, x, heads, head_dim, angles, adjacent)
+
+    def scale(self, x: Array, factor: float) -> None:
+        _kernels.scale(self._context, x, factor)
 
     def softcap(self, x: Array, cap: float) -> None:
         _kernels.softcap(self._context, x, cap)
