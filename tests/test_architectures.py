@@ -48,8 +48,16 @@ def test_yarn(llama: GGUFCheckpoint) -> None:
     for key, value in (("yarn_ext_factor", 0.5), ("yarn_log_multiplier", 0.1)):
         with pytest.raises(UnsupportedError, match=f"{key} is {value}"):
             spec_from_gguf(changed(llama, scaled | {f"llama.rope.scaling.{key}": value}))
-    with pytest.raises(FormatError, match=r"freq_base is 1\.0, not above 1"):
-        spec_from_gguf(changed(llama, scaled | {"llama.rope.freq_base": 1.0}))
+    for key, value, message in (
+        ("freq_base", 1.0, r"freq_base is 1\.0, not above 1"),
+        ("scaling.factor", 0.5, r"factor is 0\.5, below 1"),
+    ):
+        with pytest.raises(FormatError, match=message):
+            spec_from_gguf(changed(llama, scaled | {f"llama.rope.{key}": value}))
+    for extreme in (1e-300, 1e300):
+        keys = {f"llama.rope.scaling.yarn_beta_{end}": extreme for end in ("fast", "slow")}
+        factors = spec_from_gguf(changed(llama, scaled | keys)).layers[0].rope
+        assert factors is not None and set(factors.factors or ()) <= {1.0, 8.0}
 
 
 def test_gemma2(folder: Path) -> None:

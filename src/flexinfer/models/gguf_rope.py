@@ -53,13 +53,16 @@ def _yarn(keys: Keys, plain: Rope, factor: float) -> Rope:
             raise keys.unsupported(f"{keys.full(f'rope.scaling.{key}')} is {brief(value)}")
     if plain.factors is not None:
         raise keys.unsupported("both rope_freqs.weight and yarn scaling")
+    if factor < 1:
+        raise keys.fail(f"{keys.full('rope.scaling.factor')} is {factor}, below 1")
     if plain.base <= 1:
         raise keys.fail(f"{keys.full('rope.freq_base')} is {plain.base}, not above 1")
     tokens = keys.integer("rope.scaling.original_context_length", keys.integer("context_length"))
 
     def pair_that_turns(times: float) -> float:
         """The pair (a fraction) that turns so often in the original context."""
-        return plain.dim * math.log(tokens / (times * 2 * math.pi)) / (2 * math.log(plain.base))
+        turns = math.log(tokens) - math.log(times) - math.log(2 * math.pi)
+        return plain.dim * turns / (2 * math.log(plain.base))
 
     first = pair_that_turns(keys.number("rope.scaling.yarn_beta_fast", 32.0))
     last = pair_that_turns(keys.number("rope.scaling.yarn_beta_slow", 1.0))
@@ -70,7 +73,7 @@ def _yarn(keys: Keys, plain: Rope, factor: float) -> Rope:
     magnitude = (
         keys.optional_number("rope.scaling.yarn_attn_factor")
         or keys.optional_number("rope.scaling.attn_factor")
-        or 0.1 * math.log(max(factor, 1.0)) + 1
+        or 0.1 * math.log(factor) + 1
     )
     factors = tuple(1 / (share / factor + 1 - share) for share in slowed)
     return Rope(plain.base, plain.dim, plain.pairing, factors, 1.0, magnitude)
