@@ -3,6 +3,7 @@
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import termios
@@ -173,6 +174,30 @@ def test_ctrl_c_stops_an_answer_then_ends_the_chat(smollm_path: Path) -> None:
         chat.expect("> ", timeout_s=2)
         chat.type("\x03")
         assert chat.left() == (130, True)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_a_chat_that_is_told_to_end_restores_the_terminal(
+    signum: signal.Signals, smollm_path: Path
+) -> None:
+    with terminal("run", smollm_path, "--ram", "200MiB") as chat:
+        chat.expect("> ")
+        chat.process.send_signal(signum)
+        assert chat.left() == (128 + signum, True)
+
+
+def test_a_bench_that_is_told_to_end_takes_its_child_along(smollm_path: Path) -> None:
+    argv = ["bench", str(smollm_path), "--ram", "130MiB", "--ram", "140MiB", "--repeat", "500"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "flexinfer", *argv], stdout=subprocess.PIPE, env=environment()
+    ) as bench:
+        read_until(bench.stdout, b"budget")
+        children = Path(f"/proc/{bench.pid}/task/{bench.pid}/children")
+        while not (child := children.read_text().split()):
+            time.sleep(0.01)
+        bench.terminate()
+        assert bench.wait(timeout=10) == 128 + signal.SIGTERM
+        assert not Path(f"/proc/{child[0]}").exists()
 
 
 def test_ctrl_d_ends_a_chat(smollm_path: Path) -> None:

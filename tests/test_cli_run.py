@@ -81,6 +81,7 @@ def test_a_prompt_may_come_through_a_pipe(smollm_path: Path) -> None:
         (["hi", "--force"], b"", "--force"),
         (["hi", "--ctx", "9999"], b"", "8192"),
         (["hi", "--threads", "0"], b"", "--threads is 0"),
+        (["hi", "--threads", "100000"], b"", "it must be 1 to 1024"),
         (["hi", "--kv-type", "q3"], b"", "q3"),
         (["hi", "--policy", "luck"], b"", "luck"),
     ],
@@ -106,8 +107,7 @@ def test_a_budget_below_the_minimum_is_refused_with_its_parts(smollm_path: Path)
     refused = flexinfer(*argv, "24MiB")
     for part in ("24 MiB", "interpreter", "tokenizer", "kv_cache", "ring", "margin"):
         assert part in refused.stderr
-    least = refused.stderr.split("--ram ")[1].split()[0]
-    accepted = flexinfer(*argv, f"{int(least[:-3]) + 2}MiB")  # pages that are shared come and go
+    accepted = flexinfer(*argv, refused.stderr.split("--ram ")[1].split()[0])
     assert accepted.returncode == 0, accepted.stderr
     run = json.loads(accepted.stdout)
     assert run["peak_rss_bytes"] <= run["budget_bytes"]

@@ -13,7 +13,7 @@ SOURCES = Path(__file__).parent.parent / "src" / "flexinfer"
 # A module may import its own line and those above. The longest name that fits a module places it.
 ORDER = [
     ["_kernels"],
-    ["errors", "units", "config"],
+    ["errors", "units", "heap", "config"],
     ["formats"],
     ["tokenizer", "models.spec", "models.gguf_facts", "models.from_gguf", "models.weights"],
     ["memory"],

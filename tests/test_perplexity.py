@@ -2,14 +2,16 @@
 
 import math
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 from engine_tools import opened, sweep_logits
 from factory import VOCAB_SIZE, make_gguf
 
-from flexinfer.errors import OptionError, PromptError
+from flexinfer.errors import FormatError, OptionError, PromptError
 from flexinfer.executor import executor
+from flexinfer.executor.engine import Engine
 from flexinfer.executor.perplexity import check_text, perplexity
 
 TOKENS = [(29 * i * i + 7 * i + 3) % VOCAB_SIZE for i in range(100)]
@@ -52,3 +54,12 @@ def test_how_many_chunks_there_are() -> None:
     for ctx, chunks in ((3, None), (32, 0)):
         with pytest.raises(OptionError):
             check_text(TOKENS, ctx, chunks)
+
+
+def test_a_result_that_is_no_number_is_an_error() -> None:
+    class Damaged:
+        def score(self, tokens: list[int], first: int) -> np.ndarray:
+            return np.array([-1.0, math.nan])
+
+    with pytest.raises(FormatError, match="the model's result is nan"):
+        perplexity(cast(Engine, Damaged()), list(range(8)), ctx=4)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flexinfer.errors import FormatError
 from flexinfer.executor.sampler import Sampler, SamplingParams
 
 DRAWS = 20_000
@@ -89,3 +90,19 @@ def test_of_equal_logits_the_first_is_the_greedy_one() -> None:
     logits = np.array([1, 3, 3, 2], np.float32)
     assert Sampler(SamplingParams(temperature=0, top_p=0.5, seed=5), 4).sample(logits) == 1
     assert Sampler(SamplingParams(temperature=9.0, top_k=1), 4).sample(logits) == 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "logits", [[0, math.nan, 5], [math.nan] * 3, [1, math.inf, 2], [-math.inf] * 3]
+)
+def test_what_is_no_number_is_no_token(logits: list[float], temperature: float) -> None:
+    with pytest.raises(FormatError, match="the model's result is") as refused:
+        Sampler(SamplingParams(temperature=temperature), 3).sample(np.array(logits, np.float32))
+    assert refused.value.hint
+
+
+def test_a_token_that_may_never_come_does_no_harm() -> None:
+    logits = np.array([-math.inf, 1, 2], np.float32)
+    for params in (SamplingParams(), SamplingParams(temperature=1e-320, top_p=0.9)):
+        assert Sampler(params, 3).sample(logits) == 2

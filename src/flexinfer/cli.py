@@ -3,9 +3,12 @@
 import argparse
 import io
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import NoReturn
 
 from flexinfer import __version__
@@ -32,8 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise OptionError("--quiet and --verbose contradict each other", "give one of them")
         command = f"flexinfer {args.command}"
         console = Console(sys.stderr, quiet=args.quiet, verbose=args.verbose)
-        code = _dispatch(args, console)
-        sys.stdout.flush()
+        with _endings():
+            code = _dispatch(args, console)
+            sys.stdout.flush()
         return code
     except FlexInferError as error:
         see = f"see `{command} --help`" if isinstance(error, OptionError) else None
@@ -42,6 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         console.clear()
         return EXIT_INTERRUPTED
+    except _Ended as ended:
+        console.clear()
+        return 128 + ended.signum
     except BrokenPipeError:
         # The reader has seen enough; nothing more can be written, at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -55,6 +62,30 @@ def main(argv: Sequence[str] | None = None) -> int:
             "this is a fault of FlexInfer; run it again with -v for the details to report",
         )
         return EXIT_OURS
+
+
+class _Ended(BaseException):
+    """Asked by a signal to end."""
+
+    def __init__(self, signum: int) -> None:
+        self.signum = signum
+
+
+@contextmanager
+def _endings() -> Iterator[None]:
+    """Make SIGTERM and SIGHUP exceptions, so that the terminal and child processes are seen to."""
+
+    def end(signum: int, frame: FrameType | None) -> None:
+        raise _Ended(signum)
+
+    ours = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) == signal.SIG_DFL]
+    for signum in ours:  # not those that are ignored, as under nohup
+        signal.signal(signum, end)
+    try:
+        yield
+    finally:
+        for signum in ours:
+            signal.signal(signum, signal.SIG_DFL)
 
 
 def _dispatch(args: argparse.Namespace, console: Console) -> int:

@@ -9,6 +9,8 @@ for _power, _letter in enumerate("KMGT", start=1):
     _UNITS[f"{_letter}B"] = 1000**_power
     _UNITS[f"{_letter}IB"] = _UNITS[_letter] = 1024**_power
 
+_MAX_DIGITS = 30  # far beyond any memory; floats end at 308
+
 MiB = 1024**2
 GiB = 1024**3
 
@@ -18,7 +20,7 @@ def parse_bytes(text: str | int) -> int:
     if isinstance(text, int):
         return text
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    if not match or match[2].upper() not in _UNITS:
+    if not match or match[2].upper() not in _UNITS or len(match[1]) > _MAX_DIGITS:
         raise OptionError(
             f"not a size: {text!r}", "write for example 8GiB, 512MiB, 4GB or 1073741824"
         )

@@ -65,7 +65,11 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
     """Raises OptionError for values out of range, and for options that greedy sampling ignores."""
-    for name, value in (("--top-k", args.top_k), ("--top-p", args.top_p)):
+    for name, value in (
+        ("--top-k", args.top_k),
+        ("--top-p", args.top_p),
+        ("--seed", args.seed),
+    ):
         if value is not None and args.temperature == 0:
             raise OptionError(
                 f"{name} cannot take effect at temperature 0, where the likeliest token is taken",

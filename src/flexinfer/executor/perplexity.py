@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from flexinfer.errors import OptionError, PromptError
 from flexinfer.executor.engine import Engine, Progress
+from flexinfer.executor.sampler import not_finite
 
 MIN_CONTEXT_TOKENS = 4  # below that a chunk's second half predicts nothing
 
@@ -56,6 +57,9 @@ def perplexity(
         if bos_id is not None:
             chunk[0] = bos_id
         log_probabilities = engine.score(chunk, half)
-        total -= float(log_probabilities.sum())
+        here = float(log_probabilities.sum())
+        if math.isnan(here):
+            raise not_finite(here)
+        total -= here
         scored += len(log_probabilities)
     return Perplexity(math.exp(total / scored), chosen, ctx, scored)

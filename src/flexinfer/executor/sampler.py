@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flexinfer.errors import OptionError
+from flexinfer.errors import FormatError, OptionError
 from flexinfer.ops.base import Array
 
 
@@ -39,6 +39,14 @@ class SamplingParams:
             raise OptionError("an empty stop string would end every text at once", "leave it out")
 
 
+def not_finite(value: float) -> FormatError:
+    """What is said of a model whose results are no numbers."""
+    return FormatError(
+        f"the model's result is {value}: its weights hold values that are damaged or out of range",
+        "download the file again; if it stays so, its conversion went wrong",
+    )
+
+
 class Sampler:
     """Samples for one request; `vocab_size` bounds what may be chosen (padding ids are never)."""
 
@@ -48,17 +56,25 @@ class Sampler:
         self._random = np.random.default_rng(params.seed)
 
     def sample(self, logits: Array) -> int:
-        """A token id from float32 logits [vocabulary]: top-k, then temperature, then top-p."""
+        """A token id from float32 logits [vocabulary]: top-k, then temperature, then top-p.
+
+        Raises FormatError where the likeliest logit is no finite number (argmax finds any NaN).
+        """
         logits = logits[: self._vocab_size]
         params = self._params
+        likeliest = int(np.argmax(logits))
+        if not np.isfinite(logits[likeliest]):
+            raise not_finite(float(logits[likeliest]))
         if params.temperature == 0 or params.top_k == 1:
-            return int(np.argmax(logits))
+            return likeliest
         ids: Array | None = None
         if 0 < params.top_k < len(logits):
             ids = np.argpartition(-logits, params.top_k - 1)[: params.top_k]
             ids = ids[np.lexsort((ids, -logits[ids]))]
             logits = logits[ids]
-        weights = np.exp((logits - logits.max()).astype(np.float64) / params.temperature)
+        below = (logits - logits.max()).astype(np.float64)
+        with np.errstate(over="ignore"):  # a temperature near 0 leaves the likeliest alone
+            weights = np.exp(below / params.temperature)
         weights /= weights.sum()
         if params.top_p < 1:
             order = np.argsort(-weights, kind="stable")

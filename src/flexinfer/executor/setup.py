@@ -9,6 +9,7 @@ from flexinfer.errors import OptionError, PromptError
 from flexinfer.executor.model import Model
 from flexinfer.executor.probe import probe
 from flexinfer.executor.session import kernel_context
+from flexinfer.heap import trim_heap
 from flexinfer.memory.budget import (
     Availability,
     available_memory,
@@ -26,6 +27,7 @@ from flexinfer.planner.sizes import PAGE_TOKENS, Sizes
 from flexinfer.units import parse_bytes
 
 CHAT_CONTEXT_TOKENS = 4096
+MAX_THREADS = 1024  # each takes a stack, and scratch memory
 CONTEXT_SHARE = 4  # a chat's default context takes at most this part of the budget
 
 
@@ -66,12 +68,16 @@ def plan_run(
     if options.ram is not None:
         budget = parse_bytes(options.ram)
         check_budget(budget, available, options.force)
-    if options.threads is not None and options.threads < 1:
-        raise OptionError(f"--threads is {options.threads}; it must be 1 or more")
+    if options.threads is not None and not 1 <= options.threads <= MAX_THREADS:
+        raise OptionError(
+            f"--threads is {options.threads}; it must be 1 to {MAX_THREADS}",
+            "leave it out to use the processors available",
+        )
     context = kernel_context(options.threads or cpus_available())
     workload = _workload(model, options, budget, prompt_tokens, new_tokens)
     types = dict.fromkeys(m.tensor.block_type for m in model.weights.matrices)
     hardware = probe(model.path, types, context, usable_bytes(budget) - resident_bytes())
+    trim_heap()  # how much the probe takes depends on the budget; what stays must not
     peak = peak_resident_bytes()
     plan = make_plan(
         model.spec,

@@ -24,6 +24,7 @@ MAX_RING_SLOTS = 16
 RING_SHARE = 8  # at most this part of the memory for weights, above the least ring
 MAX_SWEEP_TOKENS = 2048
 MIN_SWEEP_TOKENS = 32
+UNSTEADY_BYTES = 2 * MiB  # what Python and its libraries hold differs by less from start to start
 ALIGNING_BYTES = 64 * 1024  # between regions; less than the margin by far
 
 
@@ -156,7 +157,8 @@ def _refuse(
     raise BudgetError(
         f"a budget of {format_bytes(budget_bytes)} ({budget_bytes} bytes) is below the minimum of "
         f"{format_bytes(minimum)} ({minimum} bytes): {text}",
-        f"give --ram {-(-minimum // MiB)}MiB or more, or a shorter context (--ctx)",
+        f"give --ram {-(-(minimum + UNSTEADY_BYTES) // MiB)}MiB or more, "
+        "or a shorter context (--ctx)",
     )
 
 

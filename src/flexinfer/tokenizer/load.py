@@ -1,13 +1,12 @@
 """The tokenizer that a GGUF file's metadata describe."""
 
-import ctypes
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from flexinfer.errors import FormatError, UnsupportedError
+from flexinfer.heap import trim_heap
 from flexinfer.tokenizer.pretokenizers import pre_tokenizer
 from flexinfer.tokenizer.tokenizer import MissingTokenizer, Pieces, Tokenizer
 from flexinfer.tokenizer.vocabulary import Vocabulary, read_vocabulary
@@ -33,7 +32,7 @@ def load_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
         raise FormatError("tokenizer.ggml.tokens is absent", "convert the model again")
     load = _byte_pairs if kind == "gpt2" else _sentence_pieces
     pieces, vocabulary, add_bos = load(metadata)
-    _trim_heap()
+    trim_heap()
     add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", add_bos))
     if add_bos and vocabulary.bos_id is None:
         raise FormatError(
@@ -75,9 +74,3 @@ def _without_text(metadata: Mapping[str, Any]) -> Tokenizer:
     )
     ends = frozenset(i for i in (eos, eot) if i is not None)
     return MissingTokenizer(Vocabulary(np.zeros(0, np.uint8), {}, {}, bos, eos, None, ends))
-
-
-def _trim_heap() -> None:
-    """Gives what loading took back to the system; the memory budget counts resident pages."""
-    with suppress(AttributeError, OSError):  # glibc only
-        ctypes.CDLL(None).malloc_trim(0)
