@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from flexinfer import _kernels
+from flexinfer.errors import OptionError
 from flexinfer.executor.engine import Engine, closed
 from flexinfer.executor.executor import Executor
 from flexinfer.executor.kv_cache import PagePool
@@ -34,8 +35,18 @@ Progress = Callable[[str, int, int], None]  # phase, done, of how many
 
 
 def kernel_context(threads: int) -> _kernels.Context:
-    """The kernels on `threads` threads, in the best instruction set, or at most FLEXINFER_ISA."""
-    return _kernels.Context(threads, os.environ.get("FLEXINFER_ISA") or None)
+    """The kernels on `threads` threads, in the best instruction set, or at most FLEXINFER_ISA.
+
+    Raises OptionError for an instruction set that is not here, and more threads than there may be.
+    """
+    try:
+        return _kernels.Context(threads, os.environ.get("FLEXINFER_ISA") or None)
+    except ValueError as error:
+        raise OptionError(str(error), "unset FLEXINFER_ISA, or name one of these") from error
+    except RuntimeError as error:
+        raise OptionError(
+            f"{threads} threads cannot be started: {error}", "give fewer --threads, see `ulimit -u`"
+        ) from error
 
 
 class Session:
