@@ -75,8 +75,20 @@ struct Pool::Shared {
 Pool::Pool(int threads) : threads_(threads), shared_(std::make_unique<Shared>()) {
   shared_->spins = threads <= static_cast<int>(std::thread::hardware_concurrency());  // counts the affinity mask
   workers_.reserve(threads - 1);
-  for (int thread = 1; thread < threads; ++thread)
-    workers_.emplace_back([shared = shared_.get(), thread] { shared->worker(thread); });
+  try {
+    for (int thread = 1; thread < threads; ++thread)
+      workers_.emplace_back([shared = shared_.get(), thread] { shared->worker(thread); });
+  } catch (...) {  // std::system_error: the system gives no more threads
+    stop();
+    throw;
+  }
+}
+
+void Pool::stop() {
+  shared_->stopping.store(true, std::memory_order_relaxed);
+  shared_->epoch.fetch_add(1, std::memory_order_release);
+  shared_->epoch.notify_all();
+  for (std::thread& worker : workers_) worker.join();
 }
 
 Pool::~Pool() {
@@ -86,10 +98,7 @@ Pool::~Pool() {
     new std::vector<std::thread>(std::move(workers_));
     return;
   }
-  shared_->stopping.store(true, std::memory_order_relaxed);
-  shared_->epoch.fetch_add(1, std::memory_order_release);
-  shared_->epoch.notify_all();
-  for (std::thread& worker : workers_) worker.join();
+  stop();
 }
 
 void Pool::run_shared(const Job& job) {

@@ -18,7 +18,7 @@ namespace flexinfer {
 // workers), costs speed and nothing else; forking while another thread is inside run() is not supported.
 class Pool {
  public:
-  explicit Pool(int threads);
+  explicit Pool(int threads);  // throws std::system_error where the system gives fewer
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
@@ -49,6 +49,7 @@ class Pool {
   struct Shared;
 
   void run_shared(const Job& job);
+  void stop();
 
   const int threads_;
   std::unique_ptr<Shared> shared_;

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from cli_tools import environment, interrupt, read_until, slow_run
 
+from flexinfer.cli import main
+
 WORDS = "one two three four five six seven eight nine ten " * 12
 
 
@@ -58,6 +60,53 @@ def test_a_reader_that_leaves_ends_the_run_quietly(smollm_path: Path, tmp_path: 
         process.stdout.close()
         assert process.wait(timeout=30) == 0
         assert not process.stderr.read()
+
+
+@pytest.mark.parametrize(("stream", "shown"), [("<&-", True), (">&-", False), ("2>&-", True)])
+def test_without_a_standard_stream_the_rest_works(
+    stream: str, shown: bool, smollm_path: Path
+) -> None:
+    command = f'"$0" -m flexinfer run "$1" Hi --max-tokens 2 --ram 140MiB --quiet {stream}'
+    argv = ["sh", "-c", command, sys.executable, str(smollm_path)]
+    done = subprocess.run(argv, capture_output=True, check=True, timeout=60, env=environment())
+    assert bool(done.stdout.strip()) is shown and done.stderr == b""
+
+
+def test_output_that_finds_no_room_is_the_users_to_mend(smollm_path: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "flexinfer", "info", smollm_path],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=60,
+            env=environment(),
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"error: the output cannot be written: No space left")
+
+
+def test_an_instruction_set_that_is_not_here_is_named(
+    smollm_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FLEXINFER_ISA", "neon9")
+    assert main(["plan", str(smollm_path)]) == 2
+    assert "'neon9' is not available here; available: scalar" in capsys.readouterr().err
+
+
+def test_threads_that_the_system_does_not_give_are_an_error(smollm_path: Path) -> None:
+    """A thousand stacks in 2 GB of addresses."""
+    command = 'ulimit -v 2000000; exec "$0" -m flexinfer plan "$1" --ram 300MiB --threads 1000'
+    done = subprocess.run(
+        ["sh", "-c", command, sys.executable, str(smollm_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=environment(),
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: 1000 threads cannot be started: ")
 
 
 def test_without_leave_to_pin_it_says_so_once_and_goes_on(smollm_path: Path) -> None:

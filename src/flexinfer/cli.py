@@ -1,6 +1,7 @@
 """The command line: arguments, dispatch, and what errors become. No logic."""
 
 import argparse
+import errno
 import io
 import logging
 import os
@@ -9,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -19,6 +21,7 @@ from flexinfer.units import parse_bytes
 
 EXIT_OURS, EXIT_USERS, EXIT_INTERRUPTED = 1, 2, 130
 MAX_TOKENS = 512
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # The commands say on the console what the library says to those who use it.
 logging.getLogger("flexinfer").addHandler(logging.NullHandler())
@@ -26,6 +29,7 @@ logging.getLogger("flexinfer").addHandler(logging.NullHandler())
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0, 2 the user's to mend, 130 interrupted, 1 ours."""
+    _open_closed_streams()
     console = Console(sys.stderr)
     command = "flexinfer"
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that lacks a character shows "?"
@@ -54,11 +58,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.clear()
         return 128 + ended.signum
     except BrokenPipeError:
-        # The reader has seen enough; nothing more can be written, at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # the reader has seen enough
         return 0
     except Exception as error:
         console.clear()
+        if isinstance(error, OSError) and error.errno in _FULL:
+            _drop_output()
+            console.error(f"the output cannot be written: {error.strerror}", "make room for it")
+            return EXIT_USERS
         if console.verbose:
             traceback.print_exc()
         console.error(
@@ -66,6 +73,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             "this is a fault of FlexInfer; run it again with -v for the details to report",
         )
         return EXIT_OURS
+
+
+def _open_closed_streams() -> None:
+    """A standard stream that we were started without is empty, and drops what is written.
+
+    Without this the next file that is opened, the model, would take its number.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
+
+
+def _drop_output() -> None:
+    """Nothing more can be written to standard output, at exit either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Ended(BaseException):

@@ -38,7 +38,7 @@ Progress = Callable[[str, int, int], None]  # phase, done, of how many
 def kernel_context(threads: int) -> _kernels.Context:
     """The kernels on `threads` threads, in the best instruction set here up to FLEXINFER_ISA.
 
-    Raises OptionError for a name that is none.
+    Raises OptionError for a name that is none, and for more threads than there may be.
     """
     cap = os.environ.get("FLEXINFER_ISA") or ISAS[-1]
     available = _kernels.available_isas()
@@ -47,9 +47,13 @@ def kernel_context(threads: int) -> _kernels.Context:
             f"FLEXINFER_ISA is {cap!r}; available here: {', '.join(available)}",
             "unset FLEXINFER_ISA, or set it to one of these",
         )
-    return _kernels.Context(
-        threads, [isa for isa in ISAS[: ISAS.index(cap) + 1] if isa in available][-1]
-    )
+    allowed = [isa for isa in ISAS[: ISAS.index(cap) + 1] if isa in available]
+    try:
+        return _kernels.Context(threads, allowed[-1])
+    except RuntimeError as error:
+        raise OptionError(
+            f"{threads} threads cannot be started: {error}", "give fewer --threads, see `ulimit -u`"
+        ) from error
 
 
 class Session:
