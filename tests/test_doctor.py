@@ -204,7 +204,7 @@ def test_a_control_group_limits_memory(fake: Machine, limits: dict[str, str], fi
     assert found.mark == Mark.NOTE and not found.fatal
     assert found.facts["limit_file"] == str(fake.roots.cgroups / "a" / file)
     assert found.text.startswith("512 MiB of the host's 16 GiB, by control group ")
-    assert found.text.endswith("; default budget 256 MiB")
+    assert found.text.endswith("; default budget 384 MiB")
     assert str(found.advice).endswith(f"--memory, or raise it in {found.facts['limit_file']}")
     levels = findings.judge_groups(machine.groups(fake.roots))
     assert levels.text.startswith("512 MiB of memory (0 B used) in ")

@@ -109,9 +109,9 @@ def test_the_default_budget_is_what_the_machine_can_spare(
 def test_a_default_budget_that_is_too_small_is_refused(
     smollm_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spare = Availability(256 * MiB + 1000, "control group /a")
+    spare = Availability(40 * MiB, "control group /a")
     monkeypatch.setattr(setup, "available_memory", lambda: spare)
-    with pytest.raises(BudgetError, match=r"a budget of 1000 B .* below the minimum"):
+    with pytest.raises(BudgetError, match=r"a budget of 30 MiB .* below the minimum"):
         LLM(smollm_path)
 
 

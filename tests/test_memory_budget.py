@@ -175,7 +175,8 @@ def test_a_mount_point_with_a_space(tmp_path: Path) -> None:
 def test_default_leaves_a_margin() -> None:
     assert budget.default_budget(Availability(GiB, "x")) == GiB - 256 * MiB
     assert budget.default_budget(Availability(20 * GiB, "x")) == 19 * GiB
-    assert budget.default_budget(Availability(100 * MiB, "x")) == 0
+    assert budget.default_budget(Availability(160 * MiB, "x")) == 120 * MiB
+    assert budget.default_budget(Availability(0, "x")) == 0
 
 
 def test_usable_is_less_by_the_larger_of_16_mib_and_1_percent() -> None:

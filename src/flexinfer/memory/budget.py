@@ -72,8 +72,12 @@ def _unreclaimable_bytes(level: Level) -> int:
 
 
 def default_budget(available: Availability) -> int:
-    """Bytes to use when none are asked for: what is available less 256 MiB or 5 %, the larger."""
-    return max(0, available.bytes - max(256 * MiB, available.bytes // 20))
+    """Bytes to use when none are asked for: what is available less 256 MiB or 5 %, the larger.
+
+    Of less than 1 GiB a quarter is left: small containers have little else in them.
+    """
+    margin = max(min(256 * MiB, available.bytes // 4), available.bytes // 20)
+    return available.bytes - margin
 
 
 def usable_bytes(ram: int) -> int:
