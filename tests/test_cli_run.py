@@ -105,7 +105,7 @@ def test_what_cannot_be_done_is_refused_before_it_begins(
 def test_a_budget_below_the_minimum_is_refused_with_its_parts(smollm_path: Path) -> None:
     argv = ("run", smollm_path, "hi", "--max-tokens", 4, "--json", "--ram")
     refused = flexinfer(*argv, "24MiB")
-    for part in ("24 MiB", "interpreter", "tokenizer", "kv_cache", "ring", "margin"):
+    for part in ("24 MiB", "interpreter", "tokenizer", "kv cache", "ring", "margin"):
         assert part in refused.stderr
     accepted = flexinfer(*argv, refused.stderr.split("--ram ")[1].split()[0])
     assert accepted.returncode == 0, accepted.stderr
@@ -185,7 +185,7 @@ def test_the_context_of_a_chat_is_a_quarter_of_the_budget_at_most(
     plan = json.loads(done.stdout)
     token_bytes = 2 * 30 * 3 * 64 * value_bytes  # K and V, layers, heads, values
     assert plan["context_tokens"] == (60 << 20) // token_bytes // 64 * 64
-    assert plan["parts"]["kv_cache"] == plan["context_tokens"] * token_bytes
+    assert plan["parts"]["kv cache"] == plan["context_tokens"] * token_bytes
 
 
 def test_no_new_tokens_are_no_work(smollm_path: Path) -> None:

@@ -11,7 +11,7 @@ from flexinfer.formats.quants import BLOCK_TYPES, BlockType
 from flexinfer.memory.ledger import Category
 from flexinfer.models.spec import Layer, ModelSpec, Rope
 from flexinfer.models.weights import Matrix, ModelWeights
-from flexinfer.planner.estimator import CALL_S, CALLS_PER_LAYER
+from flexinfer.planner.estimator import CALL_S, CALLS_PER_LAYER, visible_keys
 from flexinfer.planner.hardware import Hardware, KernelRates
 from flexinfer.planner.planner import Plan, Workload, make_plan, predict
 from flexinfer.units import MiB
@@ -180,7 +180,7 @@ def test_a_refusal_lists_the_parts_of_the_minimum() -> None:
         planned(60 * MiB)
     assert str(refused.value) == (
         "a budget of 60 MiB (62914560 bytes) is below the minimum of 72.7 MiB (76222976 bytes): "
-        "interpreter 40 MiB, tokenizer 10 MiB, vectors 20 KiB, kv_cache 512 KiB, "
+        "interpreter 40 MiB, tokenizer 10 MiB, vectors 20 KiB, kv cache 512 KiB, "
         "activations 640 KiB, logits 16 KiB, ring 5.53 MiB, margin 16 MiB"
     )
     assert refused.value.hint == "give --ram 75MiB or more, or a shorter context (--ctx)"
@@ -209,9 +209,11 @@ def test_cache_types_and_policies() -> None:
 MACHINE = Hardware(
     disk_bytes_per_s=MiB * 100,
     memory_bytes_per_s=MiB * 1000,
+    attention_ops_per_s=MiB * 4096,
     kernels={"F32": KernelRates(bytes_per_s=MiB * 800, ops_per_s=MiB * 3200)},
 )
 OVERHEAD_S = 2 * CALLS_PER_LAYER * CALL_S
+PAIR_OPS = 2 * 4 * 8 * 128  # of a query and a key: layers, multiply and add twice, heads, values
 CACHE_BYTES = 2 * 2 * 4 * 128 * 2  # of one position: K and V, layers, heads, values, f16
 
 
@@ -230,6 +232,12 @@ def test_decoding_waits_for_the_slower_of_disk_and_memory() -> None:
         assert prediction.load_s == pytest.approx((WEIGHTS - streamed) / (100 * MiB))
 
 
+def test_visible_keys_are_counted_one_by_one() -> None:
+    for start, tokens, window in ((0, 5, None), (7, 3, None), (0, 9, 4), (2, 9, 4), (50, 6, 4)):
+        seen = [min(p + 1, window or p + 1) for p in range(start, start + tokens)]
+        assert visible_keys(start, tokens, window) == sum(seen)
+
+
 def test_a_prompt_takes_its_sweeps() -> None:
     """Layers work for every token of a sweep, the head for the last one alone."""
     plan = replace(planned(200 * MiB), sweep_tokens=60)
@@ -239,7 +247,8 @@ def test_a_prompt_takes_its_sweeps() -> None:
         operations = 2 * tokens * layers / 4  # a multiply and an add for each F32 weight
         assert operations / (3200 * MiB) > layers / (800 * MiB)
         seconds += OVERHEAD_S + operations / (3200 * MiB) + head / (800 * MiB)
-        seconds += seen * CACHE_BYTES / (1000 * MiB)
+        pairs = sum(range(seen - tokens + 1, seen + 1))
+        seconds += max(seen * CACHE_BYTES / (1000 * MiB), pairs * PAIR_OPS / (4096 * MiB))
     assert predict(SPEC, toy().matrices, plan, MACHINE).ttft_s == pytest.approx(seconds)
     few = replace(plan, workload=Workload(2, 1, 64))  # reading the weights is what takes time
     expected = OVERHEAD_S + WEIGHTS / (800 * MiB) + 2 * CACHE_BYTES / (1000 * MiB)

@@ -27,11 +27,11 @@ def describe_plan(model: Model, planned: Planned, *, chat: bool) -> list[str]:
     else:
         budget += "all weights locked, nothing streams"
     first = "" if chat else f"first token {duration(prediction.ttft_s)}, then "
-    return [
-        *lines,
-        budget,
-        f"predicted {first}{tokens_rate(1 / prediction.tpot_s)}, limited by {limit(planned)}",
-    ]
+    if plan.workload.new_tokens:
+        speed = f"{first}{tokens_rate(1 / prediction.tpot_s)}, limited by {limit(planned)}"
+    else:  # nothing is written: a text is scored
+        speed = f"{duration(prediction.ttft_s)} for each sweep of it"
+    return [*lines, budget, f"predicted {speed}"]
 
 
 def limit(planned: Planned) -> str:

@@ -13,18 +13,26 @@ import numpy as np
 from flexinfer import _kernels
 from flexinfer.formats.quants import BlockType
 from flexinfer.memory.arena import Arena
+from flexinfer.models.spec import ModelSpec
+from flexinfer.planner.estimator import visible_keys
 from flexinfer.planner.hardware import Hardware, KernelRates
 from flexinfer.streaming.probe import measure_bandwidth
 from flexinfer.units import MiB
 
 COLUMNS = 4096
 TOKENS = 64
+ATTENTION_PAGES = 4  # a prompt of 256 tokens
+HALF_BYTES = 2
 MAX_READ_BYTES = 64 * MiB  # beyond the caches
 MIN_READ_BYTES = 4 * MiB
 
 
 def probe(
-    path: Path, types: Iterable[BlockType], context: _kernels.Context, spare_bytes: int
+    path: Path,
+    types: Iterable[BlockType],
+    spec: ModelSpec,
+    context: _kernels.Context,
+    spare_bytes: int,
 ) -> Hardware:
     """Measure; touches half of `spare_bytes` of memory, at most 64 MiB, for a moment. Raises
     ReadError.
@@ -36,7 +44,26 @@ def probe(
         ctypes.memset(address, 1, read_bytes)  # untouched memory is one page of zeros, all in cache
         memory = _kernels.read_bandwidth(context, address, read_bytes, 2)
         kernels = {t.name: _rates(t, context, address, read_bytes, memory) for t in types}
-    return Hardware(disk, memory, kernels)
+        attention = _attention_rate(spec, context, address, read_bytes)
+    return Hardware(disk, memory, attention, kernels)
+
+
+def _attention_rate(
+    spec: ModelSpec, context: _kernels.Context, address: int, memory_bytes: int
+) -> float:
+    """Operations/s of a prompt's attention over one layer of the model, its cache at `address`."""
+    shape = (spec.heads, spec.kv_heads, spec.head_dim, HALF_BYTES)
+    page_bytes = _kernels.kv_page_bytes(*shape[1:])
+    pages = max(1, min(ATTENTION_PAGES, memory_bytes // page_bytes))
+    n = pages * _kernels.KV_PAGE_TOKENS
+    q = np.zeros((n, spec.heads * spec.head_dim), np.float32)
+    out = np.zeros_like(q)
+    table = np.arange(pages, dtype=np.int32)
+
+    def attend() -> None:
+        _kernels.attention(context, q, out, address, page_bytes, table, 0, *shape, 1.0)
+
+    return 2 * 2 * spec.heads * spec.head_dim * visible_keys(0, n, None) / _best_s(attend)
 
 
 def _rates(

@@ -77,7 +77,9 @@ def plan_run(
     workload = _workload(model, options, budget, prompt_tokens, new_tokens)
     types = dict.fromkeys(m.tensor.block_type for m in model.weights.matrices)
     largest = max((m.tensor for m in model.weights.matrices), key=lambda t: t.size_bytes)
-    hardware = probe(largest.path, types, context, usable_bytes(budget) - resident_bytes())
+    hardware = probe(
+        largest.path, types, model.spec, context, usable_bytes(budget) - resident_bytes()
+    )
     trim_heap()  # how much the probe takes depends on the budget; what stays must not
     peak = peak_resident_bytes()
     plan = make_plan(

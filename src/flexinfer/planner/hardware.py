@@ -20,4 +20,5 @@ class Hardware:
 
     disk_bytes_per_s: float
     memory_bytes_per_s: float
+    attention_ops_per_s: float  # over cached keys and values that are in the processor's caches
     kernels: Mapping[str, KernelRates]

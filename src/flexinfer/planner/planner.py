@@ -153,7 +153,7 @@ def _refuse(
     minimum = needed
     while usable_bytes(minimum) < needed:
         minimum += needed - usable_bytes(minimum)
-    listed = [(c.value, n) for c, n in parts.items() if n]
+    listed = [(c.value.replace("_", " "), n) for c, n in parts.items() if n]
     listed += [(Category.RING.value, ring_bytes), ("margin", minimum - needed)]
     if peak_bytes > minimum:
         listed.append(("opening the model", peak_bytes - minimum))
