@@ -1,7 +1,7 @@
 """Tokens per second over the budget: each policy, prefetch on and off, llama.cpp beside, the bound.
 
     python benchmarks/budget_sweep.py MODEL.gguf [--percent 5 25 50 75 100] [--policy rows ...]
-        [--llamacpp PYTHON BENCH] [--json FILE] [--plot FILE]
+        [--llamacpp PYTHON] [--json FILE] [--plot FILE]
 
 A budget is that percentage of the file and 0.7 GB, as `--ram` and as the limit of a memory control
 group (needs root). Candidates of one budget run one after the other, `--repeat` rounds of them, so
@@ -17,11 +17,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from machine import bare_bandwidth, drop_caches, machine, memory_group, run_json
+from machine import LLAMACPP, bare_bandwidth, drop_caches, machine, memory_group, run_json
 
 POLICIES = ["rows", "tensor", "layer", "attention-first", "ffn-first"]
 SERIAL = "rows, no prefetch"
-LLAMACPP = "llama.cpp, mmap"
+MMAP = "llama.cpp, mmap"
 BOUND = "bound of rows"
 
 
@@ -46,11 +46,9 @@ def one_round(args: argparse.Namespace, limit: int, compute_s: float) -> dict[st
             rates[BOUND] = 1 / max(io_s, compute_s)
     if args.llamacpp:
         drop_caches()
-        python, script = args.llamacpp
-        command = [python, script, str(args.model), "--prompt-tokens=0", "--new-tokens=3"]
+        command = [args.llamacpp, LLAMACPP, str(args.model), "--new-tokens=3", "--repeat=1"]
         with memory_group(limit) as group:
-            run = run_json([*command, "--repeat=1", "--no-repack", "--threads=2"], group)
-        rates[LLAMACPP] = run["median_decode_tokens_per_s"]
+            rates[MMAP] = run_json([*command, "--no-repack"], group)["median_tokens_per_s"]
     return rates
 
 
@@ -63,7 +61,7 @@ def plot(rows: list[dict[str, Any]], title: str, target: Path) -> None:
     figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
     gib = [row["limit_bytes"] / 2**30 for row in rows]
     for name in rows[0]["tokens_per_s"]:
-        style = {BOUND: "k:", LLAMACPP: "s--", SERIAL: "x--"}.get(name, "o-")
+        style = {BOUND: "k:", MMAP: "s--", SERIAL: "x--"}.get(name, "o-")
         axes.plot(gib, [row["tokens_per_s"][name] for row in rows], style, label=name)
     axes.set(xlabel="memory budget, GiB", ylabel="decode, tokens/s", title=title, yscale="log")
     axes.grid(alpha=0.3, which="both")
@@ -78,7 +76,7 @@ def main() -> None:
     parser.add_argument("--policy", nargs="+", default=POLICIES, choices=POLICIES)
     parser.add_argument("--new-tokens", type=int, default=8)
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--llamacpp", nargs=2, metavar=("PYTHON", "BENCH"))
+    parser.add_argument("--llamacpp", metavar="PYTHON")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()

@@ -1,13 +1,12 @@
 """A model larger than its memory: FlexInfer and llama.cpp (mmap) in the same memory control group,
 and the bound.
 
-    python benchmarks/limits.py MODEL.gguf [--percent 25 50 75] [--llamacpp PYTHON BENCH] [--json]
+    python benchmarks/limits.py MODEL.gguf [--percent 25 50 75] [--llamacpp PYTHON] [--json]
 
 For each limit L (a percentage of the file + 0.7 GB) and `--ram L`: decode with and without
-prefetch, the peak of memory, what was read; the bound of a sweep is max((weights - embedding - (L
-- 0.3 GB)) / bare direct bandwidth, compute in memory), both measured in this run. `--llamacpp
-PYTHON BENCH` names an interpreter with llama-cpp-python and a script that measures it (--no-
-repack, JSON out). Needs root.
+prefetch, the peak of memory, what was read; the bound of a sweep is max((weights - embedding - (L - 0.3 GB))
+/ bare direct bandwidth, compute in memory), both measured in this run. `--llamacpp` names an
+interpreter with llama-cpp-python (see llamacpp.py). Needs root.
 """
 
 import argparse
@@ -16,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from machine import bare_bandwidth, drop_caches, machine, memory_group, run_json
+from machine import LLAMACPP, bare_bandwidth, drop_caches, machine, memory_group, run_json
 
 from flexinfer.executor.model import open_model
 
@@ -33,7 +32,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--percent", type=int, nargs="+", default=[25, 50, 75])
     parser.add_argument("--new-tokens", type=int, default=16)
-    parser.add_argument("--llamacpp", nargs=2, metavar=("PYTHON", "BENCH"))
+    parser.add_argument("--llamacpp", metavar="PYTHON")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     path: Path = args.model
@@ -70,12 +69,10 @@ def main() -> None:
         }
         if args.llamacpp:
             drop_caches()
-            python, script = args.llamacpp
-            command = [python, script, str(path), "--prompt-tokens=0", "--new-tokens=4"]
-            command += ["--repeat=1", "--no-repack", "--threads=2"]
+            command = [args.llamacpp, LLAMACPP, str(path), "--new-tokens=4", "--repeat=1"]
             with memory_group(limit) as group:
-                theirs = run_json(command, group)
-            row["llamacpp_tokens_per_s"] = theirs["median_decode_tokens_per_s"]
+                theirs = run_json([*command, "--no-repack"], group)
+            row["llamacpp_tokens_per_s"] = theirs["median_tokens_per_s"]
             row["ratio"] = row["decode_tokens_per_s"] / row["llamacpp_tokens_per_s"]
         rows.append(row)
     if args.json:

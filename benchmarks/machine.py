@@ -15,6 +15,7 @@ from flexinfer.memory.arena import Arena
 from flexinfer.streaming.reader import Reader
 from flexinfer.units import MiB
 
+LLAMACPP = str(Path(__file__).with_name("llamacpp.py"))
 CGROUPS = Path("/sys/fs/cgroup")
 PIECE_BYTES = 4 * MiB
 

@@ -185,7 +185,7 @@ def test_the_context_of_a_chat_is_a_quarter_of_the_budget_at_most(
     plan = json.loads(done.stdout)
     token_bytes = 2 * 30 * 3 * 64 * value_bytes  # K and V, layers, heads, values
     assert plan["context_tokens"] == (60 << 20) // token_bytes // 64 * 64
-    assert plan["parts"]["kv cache"] == plan["context_tokens"] * token_bytes
+    assert plan["parts"]["kv_cache"] == plan["context_tokens"] * token_bytes
 
 
 def test_no_new_tokens_are_no_work(smollm_path: Path) -> None:
