@@ -4,9 +4,9 @@ and the bound.
     python benchmarks/limits.py MODEL.gguf [--percent 25 50 75] [--llamacpp PYTHON] [--json]
 
 For each limit L (a percentage of the file + 0.7 GB) and `--ram L`: decode with and without
-prefetch, the peak of memory, what was read; the bound of a sweep is max((weights - embedding - (L - 0.3 GB))
-/ bare direct bandwidth, compute in memory), both measured in this run. `--llamacpp` names an
-interpreter with llama-cpp-python (see llamacpp.py). Needs root.
+prefetch, the peak of memory, what was read; the bound of a sweep is the longer of (weights -
+embedding - (L - 0.3 GB)) / bare direct bandwidth and of computing in memory, both measured in this
+run. `--llamacpp` names an interpreter with llama-cpp-python (see llamacpp.py). Needs root.
 """
 
 import argparse
