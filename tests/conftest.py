@@ -1,9 +1,13 @@
 """Real models for the tests: their folder is FLEXINFER_TEST_MODELS, by default `models` here."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
+
+# A shell that starts a job in the background has it ignore Ctrl-C, and so its children; tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _FOLDER = Path(os.environ.get("FLEXINFER_TEST_MODELS", Path(__file__).parent.parent / "models"))
 

@@ -272,11 +272,13 @@ def test_ctrl_c_in_take(file: tuple[Path, bytes]) -> None:
         timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
         timer.start()
         started = time.perf_counter()
-        with pytest.raises(KeyboardInterrupt):
-            stream.take(0)
-        assert time.perf_counter() - started < 2
-        timer.join()
-        gate.set()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                stream.take(0)
+            assert time.perf_counter() - started < 2
+        finally:
+            timer.join()
+            gate.set()  # or closing would wait for the read
         stream.rewind()
         run_sweeps(stream, requests, contents, 2)
 
