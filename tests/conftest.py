@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-# A shell that starts a job in the background has it ignore Ctrl-C, and so its children; tests send it.
+# A job in the background, or under nohup, ignores these, and so do its children; tests send them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 _FOLDER = Path(os.environ.get("FLEXINFER_TEST_MODELS", Path(__file__).parent.parent / "models"))
 
