@@ -5,10 +5,14 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # A job in the background, or under nohup, ignores these, and so do its children; tests send them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# How long an example takes says nothing on a machine that others use.
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
 
 _FOLDER = Path(os.environ.get("FLEXINFER_TEST_MODELS", Path(__file__).parent.parent / "models"))
 
