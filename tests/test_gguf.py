@@ -325,7 +325,8 @@ mutations = st.lists(
 
 
 @settings(
-    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=400,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(mutations, st.integers(0, len(SOUND)), st.binary(max_size=40))
 def test_damage_is_read_or_refused_and_nothing_else(
