@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from machine import LLAMACPP, bare_bandwidth, drop_caches, machine, memory_group, run_json
+from machine import LLAMACPP, bare_bandwidth, forget, machine, memory_group, run_json
 
 from flexinfer.executor.model import open_model
 
@@ -47,7 +47,7 @@ def main() -> None:
     rows = []
     for percent in args.percent:
         limit = int(file_bytes * percent / 100 + 0.7e9)
-        drop_caches()
+        forget(path)
         with memory_group(limit) as group:
             ours = bench(path, f"--ram={limit}", *workload, group=group)
         serial = bench(path, f"--ram={limit}", "--no-prefetch", *workload)
@@ -68,7 +68,7 @@ def main() -> None:
             "overlap": (serial["tpot_s"] - ours["tpot_s"]) / min(compute_s, streamed_s),
         }
         if args.llamacpp:
-            drop_caches()
+            forget(path)
             command = [args.llamacpp, LLAMACPP, str(path), "--new-tokens=4", "--repeat=1"]
             with memory_group(limit) as group:
                 theirs = run_json([*command, "--no-repack"], group)

@@ -3,7 +3,9 @@
     PYTHON benchmarks/llamacpp.py MODEL.gguf [--new-tokens 16] [--threads 2] [--no-repack]
 
 PYTHON is an interpreter with `llama-cpp-python==0.3.36`. The file is mapped, llama.cpp's default;
---no-repack leaves the weights in the mapping, which is what a memory limit needs.
+--no-repack leaves the weights in the mapping, which is what a memory limit needs. `token_s`
+and `token_read_bytes` are what each token of the last repeat took and had read from the disk (as
+the kernel counts it for the process, page faults included).
 """
 
 import argparse
@@ -11,8 +13,17 @@ import ctypes
 import json
 import statistics
 import time
+from pathlib import Path
 
 import llama_cpp as lc
+
+
+def read_bytes() -> int:
+    """What this process has had fetched from disks so far."""
+    for line in Path("/proc/self/io").read_text().splitlines():
+        if line.startswith("read_bytes:"):
+            return int(line.split()[1])
+    raise SystemExit("/proc/self/io has no read_bytes")
 
 
 def main() -> None:
@@ -40,16 +51,24 @@ def main() -> None:
     rates = []
     for _ in range(args.repeat):
         lc.llama_memory_clear(lc.llama_get_memory(context), True)
-        started = time.perf_counter()
+        token_s: list[float] = []
+        token_read_bytes: list[int] = []
         for position in range(args.new_tokens):
+            started, read_before = time.perf_counter(), read_bytes()
             tokens = (lc.llama_token * 1)(31 * position % vocab_size)
             if lc.llama_decode(context, lc.llama_batch_get_one(tokens, 1)) != 0:
                 raise SystemExit("llama_decode failed")
             lc.llama_synchronize(context)
-        rates.append(args.new_tokens / (time.perf_counter() - started))
-    print(
-        json.dumps({"decode_tokens_per_s": rates, "median_tokens_per_s": statistics.median(rates)})
-    )
+            token_s.append(time.perf_counter() - started)
+            token_read_bytes.append(read_bytes() - read_before)
+        rates.append(len(token_s) / sum(token_s))
+    report = {
+        "decode_tokens_per_s": rates,
+        "median_tokens_per_s": statistics.median(rates),
+        "token_s": token_s,
+        "token_read_bytes": token_read_bytes,
+    }
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

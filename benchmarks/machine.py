@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -53,21 +52,40 @@ def memory_group(limit_bytes: int) -> Iterator[Path]:
                 time.sleep(0.1)
 
 
-def drop_caches() -> None:
-    os.sync()
-    Path("/proc/sys/vm/drop_caches").write_text("1")
+def forget(path: Path) -> None:
+    """Take a file out of the page cache, where another group's pages of it would come for free."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(file)
 
 
-def run_json(command: Sequence[str], group: Path | None = None) -> dict[str, Any]:
-    """Run a command, in a group where one is given; its last line of output is a JSON object."""
+class RunFailed(SystemExit):
+    """A command failed; it ends a script that does not catch it."""
+
+
+def run_json(
+    command: Sequence[str], group: Path | None = None, timeout_s: float | None = None
+) -> dict[str, Any]:
+    """Run a command, in a group where one is given; its last line of output is a JSON object.
+
+    Raises RunFailed for a command that fails, or takes longer than `timeout_s`.
+    """
 
     def enter() -> None:
         if group:
             (group / "cgroup.procs").write_text(str(os.getpid()))
 
-    done = subprocess.run(command, preexec_fn=enter, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            command, preexec_fn=enter, capture_output=True, text=True, check=False, timeout=timeout_s
+        )
+    except subprocess.TimeoutExpired:
+        raise RunFailed(f"{' '.join(command)}\nno result in {timeout_s:.0f} s") from None
     if done.returncode != 0:
-        sys.exit(f"{' '.join(command)}\nexit {done.returncode}\n{done.stderr[-2000:]}")
+        raise RunFailed(f"{' '.join(command)}\nexit {done.returncode}\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
@@ -98,13 +116,18 @@ def bare_read(path: Path, offset_bytes: int, size_bytes: int, threads: int = 2) 
         return time.perf_counter() - began
 
 
-def bare_bandwidth(path: Path, size_bytes: int = 1 << 30) -> float:
-    """Bytes/s of bare direct reads into memory that has been touched before."""
+def bare_bandwidth(path: Path, size_bytes: int = 1 << 30, offset_bytes: int = 0) -> float:
+    """Bytes/s of bare direct reads into memory that has been touched before.
+
+    They begin at `offset_bytes`, whole turns of the file taken off, and go on at its start.
+    """
     with closing(Reader(path)) as reader, closing(Arena(64 * MiB)) as arena:
         region = arena.take(64 * MiB, 4096)
         slots = [region.part(i * PIECE_BYTES, PIECE_BYTES) for i in range(8)]
-        total = min(size_bytes, path.stat().st_size // PIECE_BYTES * PIECE_BYTES)
-        starts = iter(range(0, total, PIECE_BYTES))
+        file_bytes = path.stat().st_size // PIECE_BYTES * PIECE_BYTES
+        total = min(size_bytes // PIECE_BYTES * PIECE_BYTES, file_bytes)
+        first = offset_bytes // PIECE_BYTES * PIECE_BYTES
+        starts = iter(range(first, first + total, PIECE_BYTES))
         lock = threading.Lock()
 
         def work(own: Sequence[Any]) -> None:
@@ -114,7 +137,7 @@ def bare_bandwidth(path: Path, size_bytes: int = 1 << 30) -> float:
                 if start is None:
                     return
                 with own[count % len(own)].view() as memory:
-                    reader.read(start, PIECE_BYTES, memory)
+                    reader.read(start % file_bytes, PIECE_BYTES, memory)
 
         for slot in slots:
             slot.view()[:] = bytes(PIECE_BYTES)
