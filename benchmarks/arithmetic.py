@@ -23,22 +23,35 @@ from measuring import Budget, ModelRecord
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """How many times as long the slower takes as the faster."""
+    """How many times as long the slower takes as the faster, in each round.
 
-    measured: tuple[float, ...]  # of each round
-    expected_beside: float | None  # each with the bandwidth measured beside it: median of rounds
-    expected: float | None  # both with the same disk: the technique's own size on this machine
+    Expected twice: each with the bandwidth measured beside it, and both with one disk, which is the
+    technique's own size on this machine. Nothing is expected where computing was not measured.
+    """
+
+    measured: tuple[float, ...]
+    beside: tuple[float, ...]
+    same: tuple[float, ...]
 
     @property
     def median(self) -> float:
         return median(self.measured)
 
     @property
+    def expected_beside(self) -> float | None:
+        return _median(self.beside)
+
+    @property
+    def expected(self) -> float | None:
+        return _median(self.same)
+
+    @property
     def steadied(self) -> float:
         """Measured, less what the disk's drift between the two explains."""
-        if self.expected is None or self.expected_beside is None:
+        if not self.same:
             return self.median
-        return self.median * self.expected / self.expected_beside
+        triples = zip(self.measured, self.beside, self.same, strict=True)
+        return median(ratio * same / beside for ratio, beside, same in triples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,25 +115,25 @@ class Cell:
             return None
         return max(compute_s, streamed / self.disk_bytes_per_s)
 
-    def expected_s(self, run: Run, disk_bytes_per_s: float) -> float | None:
-        """The formulas above for a run's own bytes."""
-        compute_s = self.compute_s
-        if compute_s is None or run.sweep_read_bytes is None:
-            return None
-        read_s = run.sweep_read_bytes / disk_bytes_per_s
+    def expected_s(self, run: Run, disk_bytes_per_s: float) -> float:
+        """The formulas above for a run's own bytes; only where computing was measured."""
+        compute_s, streamed = self.compute_s, run.sweep_read_bytes or 0
+        assert compute_s is not None
+        read_s = streamed / disk_bytes_per_s
         if run.candidate in (MMAP, SERIAL_LAYER, SERIAL_ROWS):
             return compute_s + read_s
         if run.candidate == LAYER:
             locked = run.locked_bytes or 0
-            early_s = compute_s * locked / (locked + run.sweep_read_bytes)
+            early_s = compute_s * locked / (locked + streamed)
             ahead_s = min(self.budget.ring_bytes / disk_bytes_per_s, early_s, read_s)
             return early_s + max(compute_s - early_s, read_s - ahead_s)
         return max(compute_s, read_s)
 
     def expected_tpot_s(self, candidate: str) -> float | None:
         """Each run with the disk that was measured beside it: the median."""
-        expected = [self.expected_s(run, run.disk_bytes_per_s) for run in self.of(candidate)]
-        return _median([value for value in expected if value is not None])
+        if self.compute_s is None:
+            return None
+        return _median([self.expected_s(run, run.disk_bytes_per_s) for run in self.of(candidate)])
 
     def gain(self, slower: str, faster: str) -> Gain | None:
         """Round by round; None where no round has both."""
@@ -129,19 +142,15 @@ class Cell:
         if not pairs:
             return None
         measured = tuple((a.tpot_s or 0) / (b.tpot_s or 1) for a, b in pairs)
+        if self.compute_s is None:
+            return Gain(measured, (), ())
         disk = self.disk_bytes_per_s
-        beside = [self._expected_ratio(a, b, None) for a, b in pairs]
-        same = [self._expected_ratio(a, b, disk) for a, b in pairs]
-        return Gain(
-            measured,
-            _median([ratio for ratio in beside if ratio is not None]),
-            _median([ratio for ratio in same if ratio is not None]),
+        beside = tuple(
+            self.expected_s(a, a.disk_bytes_per_s) / self.expected_s(b, b.disk_bytes_per_s)
+            for a, b in pairs
         )
-
-    def _expected_ratio(self, slower: Run, faster: Run, disk: float | None) -> float | None:
-        a = self.expected_s(slower, disk or slower.disk_bytes_per_s)
-        b = self.expected_s(faster, disk or faster.disk_bytes_per_s)
-        return a / b if a is not None and b is not None else None
+        same = tuple(self.expected_s(a, disk) / self.expected_s(b, disk) for a, b in pairs)
+        return Gain(measured, beside, same)
 
 
 def cells(model: ModelRecord) -> list[Cell]:

@@ -80,7 +80,12 @@ def run_json(
 
     try:
         done = subprocess.run(
-            command, preexec_fn=enter, capture_output=True, text=True, check=False, timeout=timeout_s
+            command,
+            preexec_fn=enter,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout_s,
         )
     except subprocess.TimeoutExpired:
         raise RunFailed(f"{' '.join(command)}\nno result in {timeout_s:.0f} s") from None

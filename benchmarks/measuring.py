@@ -97,7 +97,8 @@ class Record:
     def save(self, path: Path) -> None:
         """All or nothing: a killed run leaves the file before or the file after."""
         partial = path.with_name(path.name + ".partial")
-        partial.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        text = json.dumps(asdict(self)).replace('{"percent"', '\n{"percent"')  # a run, a line
+        partial.write_text(text + "\n")
         partial.replace(path)
 
     def model(self, shape: Shape, base_bytes: int) -> ModelRecord:
