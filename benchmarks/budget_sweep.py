@@ -13,7 +13,6 @@ after every run. Results are saved as they come: `--resume` goes on with a run t
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 from arithmetic import Cell, cells
@@ -79,4 +78,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -5,6 +5,7 @@ there; a run that was killed goes on where it was.
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -42,7 +43,7 @@ class Budget:
     limit_bytes: int
     new_tokens: int
     ring_bytes: int
-    sweep_s: float  # predicted
+    disk_bytes_per_s: float  # as the plan found it
     run_s: float  # predicted: loading, prompt and decoding
 
 
@@ -130,9 +131,12 @@ def add_options(parser: argparse.ArgumentParser, *, percent: Sequence[float]) ->
 
 
 def open_record(args: argparse.Namespace, default: Path) -> tuple[Record, Path]:
-    """The record to go on with, or a new one, and its file."""
+    """The record to go on with, or a new one, and its file. From here on SIGTERM ends the run that
+    is under way, too, and removes its group.
+    """
     if os.geteuid() != 0:
         sys.exit("memory control groups need root")
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     if args.resume:
         return Record.load(args.resume), args.resume
     path = args.json or default
@@ -234,8 +238,8 @@ def _budget(
     tpot_s = plan["predicted_tpot_s"]
     new = 1 + int((share_s - first_s) / tpot_s)
     new = min(MOST_NEW_TOKENS, max(LEAST_NEW_TOKENS, new))
-    ring = plan["parts"]["ring"]
-    budget = Budget(percent, limit, new, ring, tpot_s, first_s + (new - 1) * tpot_s)
+    run_s = first_s + (new - 1) * tpot_s
+    budget = Budget(percent, limit, new, plan["parts"]["ring"], plan["disk_bytes_per_s"], run_s)
     model.budgets.append(budget)
     return budget
 
@@ -246,8 +250,7 @@ def _expected_s(model: ModelRecord, budget: Budget, candidate: Candidate) -> flo
         if (run.percent, run.candidate) == (budget.percent, candidate.name) and run.done:
             return run.wall_s
     if candidate.is_llamacpp:  # reads the file once to load, then once for each token
-        streamed = max(1, model.shape.file_bytes - budget.limit_bytes)
-        whole_s = budget.sweep_s * model.shape.file_bytes / streamed
+        whole_s = model.shape.file_bytes / budget.disk_bytes_per_s
         return MMAP_SLOWER * whole_s * (MMAP_TOKENS + 1)
     return budget.run_s
 

@@ -1,6 +1,6 @@
 """The text of paper_b.md, made of measured figures alone."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 from arithmetic import Cell, Gain, cells
@@ -13,20 +13,12 @@ from candidates import (
     MMAP,
     MMAP_TOKENS,
     ROWS,
-    SERIAL_LAYER,
     TENSOR,
 )
 from measuring import ModelRecord, Record
-from paper import (
-    ASYNC_LITTLE,
-    ASYNC_MORE,
-    PER_MODEL,
-    TECHNIQUES,
-    PaperModel,
-    Technique,
-    paper_model,
-    title,
-)
+from paper import PER_MODEL, TECHNIQUES, PaperModel, Technique, paper_model, title
+from paper_reasons import Cells, reasons
+from phrasing import count, ends, number, span, table
 
 TIE = 0.02  # nearer than this is as fast
 
@@ -46,10 +38,10 @@ def report(records: Sequence[Record], sources: Sequence[str], picture: str | Non
         "How many times as fast, or how much faster: the least and the most over the budgets, what "
         "the disk's drift between the two runs explains taken off; in brackets what the arithmetic "
         "below expects on this machine with one steady disk.",
-        _table(*_glance(models)),
+        table(*_glance(models)),
         *_verdicts(models),
         "## Why ours differ",
-        *_why(models),
+        *reasons(models),
         "## Each model",
         "Techniques: the median of the rounds, in brackets what is expected with the bandwidth "
         "measured beside each of the two runs; then with one disk for both, which is the "
@@ -69,7 +61,7 @@ def _setting(records: Sequence[Record], models: Sequence[ModelRecord]) -> str:
     disks = [cell.disk_bytes_per_s / 1e9 for model in models for cell in cells(model)]
     bases = "–".join(f"{base / 1e9:g}" for base in sorted({model.base_bytes for model in models}))
     lines = [
-        f"Machine: {machines}; bare direct reads at {_span(disks, '.2f')} GB/s (median of each "
+        f"Machine: {machines}; bare direct reads at {span(disks, '.2f')} GB/s (median of each "
         "budget).",
         "The files have the shapes and types of the paper's models; where their name says so, with "
         "random weights. A budget is a share of the file and "
@@ -81,7 +73,7 @@ def _setting(records: Sequence[Record], models: Sequence[ModelRecord]) -> str:
     ]
     names = {run.candidate for model in models for run in model.runs}
     rows = [[f"`{c.name}`", c.meaning] for c in CANDIDATES if c.name in names]
-    return "\n\n".join([*lines, _table(["candidate", "what it does"], rows)])
+    return "\n\n".join([*lines, table(["candidate", "what it does"], rows)])
 
 
 def _model(model: ModelRecord) -> list[str]:
@@ -92,12 +84,12 @@ def _model(model: ModelRecord) -> list[str]:
     about = (
         f"`{shape.name}`: {shape.block_type}, {shape.layers} layers, {shape.file_bytes / 1e9:.2f} "
         f"GB, of which a sweep needs {shape.weight_bytes / 1e9:.2f}. {len(ours)} runs of ours: "
-        f"{_count(texts, 'text')}, {_count(over, 'peak')} above the budget."
+        f"{count(texts, 'text')}, {count(over, 'peak')} above the budget."
     )
     heads = [f"{cell.budget.percent:g} %: {cell.budget.limit_bytes / 1e9:.2f} GB" for cell in found]
     facts = [
         ["bare disk, GB/s", *(f"{cell.disk_bytes_per_s / 1e9:.2f}" for cell in found)],
-        ["computing c, s", *(_number(cell.compute_s) for cell in found)],
+        ["computing c, s", *(number(cell.compute_s) for cell in found)],
         ["rounds; new tokens", *(f"{cell.rounds}; {cell.budget.new_tokens}" for cell in found)],
     ]
     names = [c.name for c in CANDIDATES if any(cell.of(c.name) for cell in found)]
@@ -116,8 +108,8 @@ def _model(model: ModelRecord) -> list[str]:
     return [
         f"### {title(shape)}",
         about,
-        _table(["technique", "paper", *heads], gains),
-        _table(["run", *heads], [*facts, *runs]),
+        table(["technique", "paper", *heads], gains),
+        table(["run", *heads], [*facts, *runs]),
         "\n".join([*left, *failed]),
     ]
 
@@ -126,7 +118,7 @@ def _run(cell: Cell, name: str) -> str:
     streamed, tpot_s = cell.sweep_read_bytes(name), cell.tpot_s(name)
     if streamed is None or tpot_s is None:
         return "—"
-    return f"{streamed / 1e9:.2f}: {_number(cell.expected_tpot_s(name))} → {_number(tpot_s)}"
+    return f"{streamed / 1e9:.2f}: {number(cell.expected_tpot_s(name))} → {number(tpot_s)}"
 
 
 def _gains(technique: Technique, found: Sequence[Cell]) -> list[str]:
@@ -201,27 +193,23 @@ def _verdicts(models: Sequence[ModelRecord]) -> list[str]:
     ]
 
 
-Cells = Sequence[tuple[ModelRecord, Cell]]
-
-
 def _fastest(found: Cells) -> str:
     """Is `rows` the fastest, or within 2 %, once the disk's drift is taken off?"""
-    slower, behind = 0, []
+    compared, behind = 0, []
     for model, cell in found:
         others = (LAYER, ATTENTION_FIRST, TENSOR, FFN_FIRST)
         gains = {name: gain for name in others if (gain := cell.gain(name, ROWS))}
         if not gains:
             continue
-        slower += 1
-        best = min(gains, key=lambda name, gains=gains: gains[name].steadied)
-        share = gains[best].steadied
+        compared += 1
+        share, best = min((gain.steadied, name) for name, gain in gains.items())
         if share < 1 - TIE:
-            behind.append(f"{title(model.shape)} at {cell.budget.percent:g} %: `{best}`, "
-                          f"by {100 * (1 - share):.1f} %")  # fmt: skip
-    if not slower:
+            place = f"{title(model.shape)} at {cell.budget.percent:g} %"
+            behind.append(f"{place}: `{best}`, by {100 * (1 - share):.1f} %")
+    if not compared:
         return ""
     text = (
-        f"**The fastest policy.** At {slower - len(behind)} of {slower} budgets `rows` is the "
+        f"**The fastest policy.** At {compared - len(behind)} of {compared} budgets `rows` is the "
         f"fastest policy or within {100 * TIE:.0f} % of it, the disk's drift taken off (in each "
         "round measured × expected with one disk / expected with each one's disk)."
     )
@@ -231,9 +219,8 @@ def _fastest(found: Cells) -> str:
 def _largest_budgets(found: Cells) -> str:
     """The ratio to mmap at each model's largest budget, beside the paper's largest."""
     parts = []
-    for model in dict.fromkeys(id(model) for model, _ in found):
-        of_model = [(m, cell) for m, cell in found if id(m) == model]
-        record, cell = of_model[-1]
+    largest = {id(model): (model, cell) for model, cell in found}
+    for record, cell in largest.values():
         gain, paper = cell.gain(MMAP, ROWS), paper_model(record.shape)
         if gain and paper:
             parts.append(
@@ -254,165 +241,11 @@ def _accuracy(found: Cells) -> str:
     if not shares:
         return ""
     return (
-        f"**The arithmetic.** A token of ours took {_span(shares, '.2f')} times what the formulas "
+        f"**The arithmetic.** A token of ours took {span(shares, '.2f')} times what the formulas "
         f"expect (median {median(shares):.2f} of {len(shares)} candidates × budgets)."
     )
 
 
-# Why
-
-
-def _why(models: Sequence[ModelRecord]) -> list[str]:
-    found = [(model, cell) for model in models for cell in cells(model) if cell.compute_s]
-    reasons: Sequence[Callable[[Cells], str]] = (_formulas, _overlap, _mmap, _balance, _flexible)
-    return [text for reason in reasons if (text := reason(found))]
-
-
-def _formulas(found: Cells) -> str:
-    if not found:
-        return "No serial run: computing was not measured, so nothing can be expected."
-    reading = sum(
-        cell.compute_s * cell.disk_bytes_per_s < (cell.sweep_read_bytes(SERIAL_LAYER) or 0)
-        for _, cell in found
-        if cell.compute_s
-    )
-    return (
-        "A token needs c seconds of computing (the serial runs' time less their time for reads) "
-        "and s bytes of reading from a disk of b bytes/s. A serial reader takes c + s/b, a "
-        "prefetching one max(c, s/b). Where whole leading layers are locked, a share k of the "
-        "weights, computing them overlaps with reading only as far as the ring of r bytes goes: "
-        "k c + max((1 − k) c, (s − min(r, b k c)) / b). mmap takes c + m/b, m being what it was "
-        "seen to read. Measured gains in this part are those with the disk's drift taken off. "
-        f"Reading is longer than computing at {reading} of {_count(len(found), 'budget')}."
-    )
-
-
-def _overlap(found: Cells) -> str:
-    shares, rates, gains, own = [], [], [], []
-    for _, cell in found:
-        streamed, compute_s = cell.sweep_read_bytes(SERIAL_LAYER), cell.compute_s
-        gain = cell.gain(SERIAL_LAYER, LAYER)
-        if streamed and compute_s and gain and cell.serial_bytes_per_s:
-            read_s = streamed / cell.disk_bytes_per_s
-            shares.append(min(compute_s, read_s) / max(compute_s, read_s))
-            rates.append(cell.serial_bytes_per_s / cell.disk_bytes_per_s)
-            gains.append(gain.steadied - 1)
-            slow_s = compute_s + streamed / cell.serial_bytes_per_s
-            own.append(slow_s / max(compute_s, read_s) - 1)
-    if not shares:
-        return ""
-    return (
-        "**Asynchronous over synchronous.** Overlap hides the smaller of computing and reading: it "
-        "gains at most min(c, s/b) / max(c, s/b). The paper's "
-        f"{_percents(ASYNC_LITTLE)} and {_percents(ASYNC_MORE)} need the smaller to be "
-        f"{ASYNC_LITTLE[0]:.2f}–{ASYNC_LITTLE[1]:.2f} and {ASYNC_MORE[0]:.2f} or more of the "
-        "larger (beyond 100 % overlap alone cannot go: there the reader itself became faster). "
-        f"Here it is {_span(shares, '.3f')}, so overlap can give {_percents(_ends(shares))}. A "
-        f"reader with one request at a time got {_span(rates, '.2f')} of the bare bandwidth of two "
-        f"threads; with that the formulas give {_percents(_ends(own))} for balanced layers. "
-        f"Measured: {_percents(_ends(gains))}."
-    )
-
-
-def _mmap(found: Cells) -> str:
-    rows, needs, rates = [], [], []
-    for model, cell in found:
-        read, streamed = cell.sweep_read_bytes(MMAP), cell.sweep_read_bytes(ROWS)
-        theirs, ours_s = cell.mmap_bytes_per_s, cell.tpot_s(ROWS)
-        gain = cell.gain(MMAP, ROWS)
-        if not (read and streamed and theirs and ours_s and gain):
-            continue
-        needs.append(read / model.shape.weight_bytes)
-        rates.append(theirs / cell.disk_bytes_per_s)
-        faster = streamed / ours_s / theirs
-        rows.append([title(model.shape), f"{cell.budget.percent:g} %", f"{read / streamed:.2f}",
-                     f"{faster:.2f}", f"{gain.median:.2f}"])  # fmt: skip
-    if not rows:
-        return "**mmap** was not measured (`--llamacpp`)."
-    text = (
-        f"**Over mmap.** mmap read {_span(needs, '.2f')} of the weights for a token, ours what is "
-        f"not locked; page faults brought them at {_span(rates, '.2f')} of the bare bandwidth, and "
-        "computing waits for each. The ratio is about the product of the two:"
-    )
-    head = ["model", "budget", "times the bytes", "times as slow a byte", "measured over mmap"]
-    return "\n\n".join([text, _table(head, rows)])
-
-
-def _balance(found: Cells) -> str:
-    early, gains = [], []
-    for _, cell in found:
-        compute_s, gain = cell.compute_s, cell.gain(LAYER, TENSOR)
-        streamed = cell.sweep_read_bytes(LAYER)
-        locked = [run.locked_bytes or 0 for run in cell.of(LAYER)]
-        if compute_s and gain and streamed:
-            share = median(locked) / (median(locked) + streamed)
-            early.append(compute_s * share / (streamed / cell.disk_bytes_per_s))
-            gains.append(gain.steadied - 1)
-    if not early:
-        return ""
-    return (
-        "**Balanced over layer-wise.** What balance can gain is the computing of the layers that "
-        "are locked, k c, beside the reading of the others, s/b, where reading is the longer. Here "
-        f"k c / (s/b) is {_span(early, '.3f')}; the paper's 9.2–11.1 % need it to be about 0.1. "
-        f"Measured: {_percents(_ends(gains))}."
-    )
-
-
-def _flexible(found: Cells) -> str:
-    texts = []
-    for name in (ATTENTION_FIRST, FFN_FIRST):
-        more, gains = [], []
-        for _, cell in found:
-            theirs, tensor = cell.sweep_read_bytes(name), cell.sweep_read_bytes(TENSOR)
-            gain = cell.gain(name, TENSOR)
-            if theirs and tensor and gain:
-                more.append(theirs / tensor - 1)
-                gains.append(gain.steadied - 1)
-        if more:
-            texts.append(
-                f"`{name}` streams {_percents(_ends(more))} more bytes than `tensor`; measured: "
-                f"{_percents(_ends(gains))}."
-            )
-    if not texts:
-        return ""
-    return (
-        "**Flexible over attention first and FFN first.** Where reading is the longer, a selection "
-        "of tensors can gain only by the bytes that it leaves to stream. All of ours fill the "
-        "budget, going on with the other kind of matrix when all of one are locked, and differ by "
-        "the rest that no whole matrix fits: " + " ".join(texts)
-    )
-
-
-# Words and numbers
-
-
-def _ends(values: Sequence[float]) -> tuple[float, float]:
-    return min(values), max(values)
-
-
-def _percents(ends: tuple[float, float]) -> str:
-    low, high = (f"{100 * value:.1f}" for value in ends)
-    return f"{low} %" if low == high else f"{low} to {high} %"
-
-
-def _span(values: Sequence[float], form: str) -> str:
-    low, high = (format(value, form) for value in _ends(values))
-    return low if low == high else f"{low}–{high}"
-
-
 def _range(values: Sequence[float], technique: Technique) -> str:
-    low, high = (technique.show(value) for value in _ends(values))
+    low, high = (technique.show(value) for value in ends(values))
     return low if low == high else f"{low.removesuffix(' %')} to {high}"
-
-
-def _number(value: float | None) -> str:
-    return "—" if value is None else f"{value:.3g}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

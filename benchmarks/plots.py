@@ -26,7 +26,7 @@ from paper import paper_model, title
 
 matplotlib.use("agg")
 from matplotlib import pyplot as plt
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,8 @@ LABELS = {
 }
 BOUND_LABEL = "bound of rows"
 PAPER_LABEL = "the paper's range"
-TICKS = (1, 1.5, 2, 3, 5, 7)
+FEW_TICKS, TICKS = (1, 2, 5), (1, 1.5, 2, 3, 5, 7)
+WIDE = 50  # from the least to the most, beyond which few ticks do
 
 
 def draw(models: Sequence[ModelRecord], target: Path) -> None:
@@ -139,8 +140,9 @@ def _log(axes: Any) -> None:
     """Powers of ten with a few steps between them, written as plain numbers."""
     axes.set_yscale("log")
     axes.margins(x=0.08, y=0.1)
-    axes.yaxis.set_major_locator(LogLocator(subs=TICKS, numticks=12))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=FEW_TICKS if high > WIDE * low else TICKS))
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.grid(alpha=0.25, lw=0.6)
     axes.spines[["top", "right"]].set_visible(False)
