@@ -23,7 +23,7 @@ from flexinfer.models.weights import Matrix
 from flexinfer.planner.placement import PlacedMatrix, Placement, Request
 from flexinfer.streaming.locking import lock_weights
 from flexinfer.streaming.prefetcher import Prefetcher, SerialStream, Stream
-from flexinfer.streaming.probe import measure_bandwidth
+from flexinfer.streaming.probe import probe_disk
 from flexinfer.streaming.reader import BLOCK_BYTES, PIECE_BYTES, REQUEST_BYTES, Reader
 from flexinfer.streaming.ring import Ring
 from flexinfer.units import parse_bytes
@@ -109,7 +109,7 @@ def main() -> int:
                 "serial_gb_per_s": size / serial_s / 1e9,
                 "locking_over_bare": locking_s / bare_s,
                 "take_ready_us": ready_s * 1e6,
-                "probe_gb_per_s": measure_bandwidth(args.file) / 1e9,
+                "probe_gb_per_s": probe_disk(args.file).bytes_per_s / 1e9,
             }
         )
     for name in rounds[0]:

@@ -298,6 +298,15 @@ def _add_budget(parser: argparse.ArgumentParser, several: bool = False) -> None:
         "--no-prefetch", dest="prefetch", action="store_false", help="read only when needed"
     )
     parser.add_argument(
+        "--prefetch-window",
+        type=int,
+        metavar="N",
+        help="reads of up to 4 MiB that are in use, under way or ahead; default: what pays",
+    )
+    parser.add_argument(
+        "--io-threads", type=int, metavar="N", help="reads under way at once; default: what pays"
+    )
+    parser.add_argument(
         "--force", action="store_true", help="take a --ram that is more than what is available"
     )
 

@@ -46,10 +46,14 @@ class LLM:
         kv_type: str = "f16",
         policy: str = "rows",
         prefetch: bool = True,
+        prefetch_window: int | None = None,
+        io_threads: int | None = None,
         force: bool = False,
     ) -> None:
         opened = open_model(model)
-        options = Options(ram, ctx, threads, kv_type, policy, prefetch, force)
+        options = Options(
+            ram, ctx, threads, kv_type, policy, prefetch, prefetch_window, io_threads, force
+        )
         self._start(opened, plan_run(opened, options), None)
 
     @classmethod

@@ -77,6 +77,8 @@ def _in_child(args: argparse.Namespace, path: str, ram: int | None) -> tuple[dic
         "--threads": args.threads,
         "--kv-type": args.kv_type,
         "--policy": args.policy,
+        "--prefetch-window": args.prefetch_window,
+        "--io-threads": args.io_threads,
     }
     for name, value in values.items():
         command += [] if value is None else [f"{name}={value}"]
@@ -162,6 +164,8 @@ def _summary(llm: LLM, repeats: list[Stats], loaded_bytes: int) -> dict[str, Any
     return run | {
         "policy": plan.policy,
         "prefetch": plan.prefetch,
+        "ring_slots": plan.ring.slots,
+        "io_threads": plan.io_threads,
         "threads": llm.planned.context.threads,
         "kv_type": plan.kv_type,
         "context_tokens": plan.workload.context_tokens,

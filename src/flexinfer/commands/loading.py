@@ -20,7 +20,15 @@ def options(args: argparse.Namespace, ram: int | None, ctx: int | None) -> Optio
             "--force takes effect only on a --ram", "give --ram, or leave --force out"
         )
     return Options(
-        ram, ctx, args.threads, args.kv_type, args.policy, prefetch=args.prefetch, force=args.force
+        ram,
+        ctx,
+        args.threads,
+        args.kv_type,
+        args.policy,
+        prefetch=args.prefetch,
+        prefetch_window=args.prefetch_window,
+        io_threads=args.io_threads,
+        force=args.force,
     )
 
 

@@ -91,7 +91,8 @@ def _residency(planned: Planned) -> Iterator[str]:
         f"{'prefetched' if plan.prefetch else 'read when needed'}"
     )
     yield (
-        f"ring of {plan.ring_slots} slots of {format_bytes(plan.slot_bytes)}; "
+        f"ring of {plan.ring.slots} slots of {format_bytes(plan.ring.slot_bytes)}, "
+        f"{count(plan.io_threads, 'read')} at once; "
         f"policy {plan.policy}; {EIGHTHS[-1]} locked, ▄ half locked, {EIGHTHS[0]} streamed"
     )
     yield from residency_map(shares(planned))

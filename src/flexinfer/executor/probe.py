@@ -4,7 +4,7 @@ memory, our kernels.
 
 import ctypes
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from flexinfer.memory.arena import Arena
 from flexinfer.models.spec import ModelSpec
 from flexinfer.planner.estimator import visible_keys
 from flexinfer.planner.hardware import Hardware, KernelRates
-from flexinfer.streaming.probe import measure_bandwidth
+from flexinfer.streaming.probe import DEPTHS, probe_disk
 from flexinfer.units import MiB
 
 COLUMNS = 4096
@@ -33,12 +33,15 @@ def probe(
     spec: ModelSpec,
     context: _kernels.Context,
     spare_bytes: int,
+    request_bytes: int,
+    depths: Sequence[int] = DEPTHS,
 ) -> Hardware:
-    """Measure; touches half of `spare_bytes` of memory, at most 64 MiB, for a moment. Raises
-    ReadError.
+    """Measure; touches half of `spare_bytes` of memory, at most 64 MiB, for a moment.
+
+    The disk is read in requests of that size, with each of `depths` in flight. Raises ReadError.
     """
     read_bytes = max(MIN_READ_BYTES, min(MAX_READ_BYTES, spare_bytes // 2))
-    disk = measure_bandwidth(path)
+    disk = probe_disk(path, request_bytes, depths)
     with closing(Arena(read_bytes)) as arena:
         address = arena.take(read_bytes).address
         ctypes.memset(address, 1, read_bytes)  # untouched memory is one page of zeros, all in cache

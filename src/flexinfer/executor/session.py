@@ -29,7 +29,6 @@ from flexinfer.streaming.prefetcher import Prefetcher, SerialStream, Stream
 from flexinfer.streaming.reader import Reader
 from flexinfer.streaming.ring import Ring
 
-IO_THREADS = 2
 ISAS = ("scalar", "avx2", "avx512")  # each faster than those before it
 FLOAT_TYPES = ("F32", "F16", "BF16")  # multiply float32 activations, not their int8 form
 Progress = Callable[[str, int, int], None]  # phase, done, of how many
@@ -90,8 +89,8 @@ class Session:
         self._arena = arena = Arena(plan.arena_bytes)
         paths = {m.matrix.tensor.path for m in plan.placement.matrices}
         self._readers = {path: Reader(path) for path in paths}
-        ring_region = self._charge(Category.RING, plan.ring_slots * plan.slot_bytes, BLOCK_BYTES)
-        ring = Ring(ring_region, plan.slot_bytes)
+        ring_region = self._charge(Category.RING, plan.ring.size_bytes, BLOCK_BYTES)
+        ring = Ring(ring_region, plan.ring.slot_bytes)
 
         def interleave(kind: int, source: int, target: int, rows: int, columns: int) -> None:
             _kernels.interleave(context, kind, source, target, rows, columns)
@@ -101,7 +100,9 @@ class Session:
                 progress("load", done, total)
 
         self.ledger.charge(Category.LOCKED, plan.placement.locked_bytes)
-        addresses = lock_weights(plan.placement, self._readers, arena, ring, interleave, locking)
+        addresses = lock_weights(
+            plan.placement, self._readers, arena, ring, interleave, locking, plan.ring.threads
+        )
         vectors = self._vectors(model)
         model.checkpoint.check()  # all that was read is of the file that was planned for
         cache = self._cache(sizes)
@@ -109,7 +110,7 @@ class Session:
         if plan.placement.requests:
             requests, readers = plan.placement.requests, self._readers
             if plan.prefetch:
-                self._stream = Prefetcher(requests, readers, ring, IO_THREADS)
+                self._stream = Prefetcher(requests, readers, ring, plan.ring.threads)
             else:
                 self._stream = SerialStream(requests, readers, ring)
         ops = CpuOps(context, spec, self._embedding, cache, self._stream)

@@ -21,9 +21,12 @@ from flexinfer.memory.budget import (
     usable_bytes,
 )
 from flexinfer.memory.ledger import Category
+from flexinfer.planner.cutting import request_bytes
 from flexinfer.planner.hardware import Hardware
 from flexinfer.planner.planner import Plan, Prediction, Workload, make_plan, predict
+from flexinfer.planner.ring import check_reading
 from flexinfer.planner.sizes import PAGE_TOKENS, Sizes
+from flexinfer.streaming.probe import DEPTHS
 from flexinfer.units import parse_bytes
 
 CHAT_CONTEXT_TOKENS = 4096
@@ -41,6 +44,8 @@ class Options:
     kv_type: str = "f16"
     policy: str = "rows"
     prefetch: bool = True
+    prefetch_window: int | None = None
+    io_threads: int | None = None
     force: bool = False
 
 
@@ -73,12 +78,19 @@ def plan_run(
             f"--threads is {options.threads}; it must be 1 to {MAX_THREADS}",
             "leave it out to use the processors available",
         )
+    check_reading(options.prefetch, options.prefetch_window, options.io_threads)
     context = kernel_context(options.threads or cpus_available())
     workload = _workload(model, options, budget, prompt_tokens, new_tokens)
     types = dict.fromkeys(m.tensor.block_type for m in model.weights.matrices)
     largest = max((m.tensor for m in model.weights.matrices), key=lambda t: t.size_bytes)
     hardware = probe(
-        largest.path, types, model.spec, context, usable_bytes(budget) - resident_bytes()
+        largest.path,
+        types,
+        model.spec,
+        context,
+        usable_bytes(budget) - resident_bytes(),
+        request_bytes(model.weights.matrices),
+        DEPTHS if options.io_threads is None else (options.io_threads,),
     )
     trim_heap()  # how much the probe takes depends on the budget; what stays must not
     peak = peak_resident_bytes()
@@ -86,6 +98,7 @@ def plan_run(
         model.spec,
         model.weights,
         workload,
+        hardware,
         budget_bytes=budget,
         base_bytes={
             Category.INTERPRETER: max(0, resident_bytes() - model.tokenizer_bytes),
@@ -95,6 +108,8 @@ def plan_run(
         kv_type=options.kv_type,
         policy=options.policy,
         prefetch=options.prefetch,
+        prefetch_window=options.prefetch_window,
+        io_threads=options.io_threads,
     )
     prediction = predict(model.spec, model.weights.matrices, plan, hardware)
     return Planned(plan, hardware, prediction, available, context)

@@ -1,5 +1,6 @@
 """Cutting: the reads that bring the streamed rows of each matrix, and the segments in them."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,6 +71,15 @@ def find_runs(matrices: Sequence[Matrix], limit_bytes: int) -> tuple[Run, ...]:
             end = tensor_end
         runs.append(Run(tuple(sorted(current))))
     return tuple(sorted(runs, key=lambda run: run.indices[0]))
+
+
+def most_held(matrices: Sequence[Matrix], limit_bytes: int) -> int:
+    """The most requests that can be in use at once, whatever streams: a run is held from the first
+    use of its matrices to the last.
+    """
+    runs = find_runs(matrices, limit_bytes)
+    uses = Counter(i for run in runs for i in range(run.indices[0], run.indices[-1] + 1))
+    return max(uses.values())
 
 
 def cut(matrices: Sequence[Matrix], streamed_groups: Sequence[int], limit: int) -> Placement:

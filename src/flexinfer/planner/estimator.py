@@ -1,5 +1,5 @@
 """How long a sweep takes: arXiv 2503.03777's T = max(t_compute, IO/BW), or their sum without
-prefetch.
+prefetch; the maximum is taken stage by stage, as far as the ring does not carry bytes on.
 """
 
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from flexinfer.models.spec import ModelSpec
 from flexinfer.models.weights import Matrix
 from flexinfer.planner.hardware import Hardware
+from flexinfer.planner.ring import RingPlan, sweep_seconds
 
 CALL_S = 4e-6  # one kernel call from Python
 CALLS_PER_LAYER = 18
@@ -19,11 +20,7 @@ class SweepEstimate:
 
     compute_s: float
     io_s: float
-    prefetch: bool
-
-    @property
-    def total_s(self) -> float:
-        return max(self.compute_s, self.io_s) if self.prefetch else self.compute_s + self.io_s
+    total_s: float
 
     @property
     def bound_s(self) -> float:
@@ -34,39 +31,68 @@ class SweepEstimate:
 def estimate_sweep(
     spec: ModelSpec,
     matrices: Sequence[Matrix],
-    streamed_bytes: int,
+    streamed_bytes: Sequence[int],
     hardware: Hardware,
     *,
     tokens: int,
     context_tokens: int,
     kv_value_bytes: int,
-    prefetch: bool,
+    ring: RingPlan | None,
 ) -> SweepEstimate:
     """Estimate a sweep of `tokens` tokens whose attention reads `context_tokens` cached positions.
 
-    Per matrix the larger of reading its weights once and multiplying them with every token (the
-    kernels overlap the two); the head sees one token. Attention likewise: the larger of reading the
-    cache once, its values taking `kv_value_bytes` each, and of its multiplications.
+    `streamed_bytes` is by stage, as `stage_seconds`. Without a ring each request is read when it is
+    needed.
     """
-    compute = len(spec.layers) * CALLS_PER_LAYER * CALL_S
+    stages = stage_seconds(
+        spec,
+        matrices,
+        hardware,
+        tokens=tokens,
+        context_tokens=context_tokens,
+        kv_value_bytes=kv_value_bytes,
+    )
+    compute, disk = sum(stages), hardware.disk
+    io = sum(streamed_bytes) / disk.bytes_per_s
+    if ring is None:
+        return SweepEstimate(compute, io, compute + sum(streamed_bytes) / disk.at(1))
+    return SweepEstimate(compute, io, sweep_seconds(stages, streamed_bytes, disk, ring))
+
+
+def stage_seconds(
+    spec: ModelSpec,
+    matrices: Sequence[Matrix],
+    hardware: Hardware,
+    *,
+    tokens: int,
+    context_tokens: int,
+    kv_value_bytes: int,
+) -> list[float]:
+    """Computing of each layer, and of the head, which sees one token.
+
+    Per matrix the larger of reading its weights once and multiplying them with every token (the
+    kernels overlap the two). Attention likewise: the larger of reading the cache once, its values
+    taking `kv_value_bytes` each, and of its multiplications.
+    """
+    compute = [CALLS_PER_LAYER * CALL_S] * len(spec.layers) + [0.0]
     for matrix in matrices:
         tensor = matrix.tensor
         rates = hardware.kernels[tensor.block_type.name]
         many = 1 if matrix.layer < 0 else tokens
         ops = 2 * tensor.rows * tensor.columns * many
-        compute += max(
+        compute[matrix.layer] += max(  # the head's -1 is the last
             tensor.size_bytes / rates.bytes_per_s, ops / rates.ops_per_s if many > 1 else 0
         )
     per_key = 2 * 2 * spec.heads * spec.head_dim  # a score and a sum, an addition to each product
     per_position = spec.kv_bytes_per_token(kv_value_bytes) / len(spec.layers)
-    for layer in spec.layers:
+    for index, layer in enumerate(spec.layers):
         seen = min(context_tokens, tokens + (layer.window_tokens or context_tokens))
         pairs = visible_keys(context_tokens - tokens, tokens, layer.window_tokens)
-        compute += max(
+        compute[index] += max(
             seen * per_position / hardware.memory_bytes_per_s,
             pairs * per_key / hardware.attention_ops_per_s,
         )
-    return SweepEstimate(compute, streamed_bytes / hardware.disk_bytes_per_s, prefetch)
+    return compute
 
 
 def visible_keys(start: int, tokens: int, window_tokens: int | None) -> int:

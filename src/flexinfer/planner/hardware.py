@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from flexinfer.planner.disk import Disk
+
 
 @dataclass(frozen=True, slots=True)
 class KernelRates:
@@ -18,7 +20,11 @@ class KernelRates:
 class Hardware:
     """Measured rates; `kernels` by block type name."""
 
-    disk_bytes_per_s: float
+    disk: Disk
     memory_bytes_per_s: float
     attention_ops_per_s: float  # over cached keys and values that are in the processor's caches
     kernels: Mapping[str, KernelRates]
+
+    @property
+    def disk_bytes_per_s(self) -> float:
+        return self.disk.bytes_per_s

@@ -64,3 +64,13 @@ class Placement:
     @property
     def streamed_bytes(self) -> int:
         return sum(r.size_bytes for r in self.requests)
+
+    def stage_bytes(self, layers: int) -> list[int]:
+        """What each layer streams, the head last; a request counts where it is first used."""
+        stages, taken = [0] * (layers + 1), 0
+        for placed in self.matrices:
+            for segment in placed.segments:
+                if segment.request == taken:
+                    stages[placed.matrix.layer] += self.requests[taken].size_bytes
+                    taken += 1
+        return stages

@@ -7,23 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from flexinfer.errors import BudgetError
+from flexinfer.errors import BudgetError, OptionError
 from flexinfer.memory.arena import round_up
 from flexinfer.memory.budget import usable_bytes
 from flexinfer.memory.ledger import Category
 from flexinfer.models.spec import ModelSpec
 from flexinfer.models.weights import Matrix, ModelWeights
-from flexinfer.planner.cutting import request_bytes, total_locked_bytes
-from flexinfer.planner.estimator import SweepEstimate, estimate_sweep
+from flexinfer.planner.cutting import most_held, request_bytes, total_locked_bytes
+from flexinfer.planner.estimator import SweepEstimate, estimate_sweep, stage_seconds
 from flexinfer.planner.hardware import Hardware
 from flexinfer.planner.placement import BLOCK_BYTES, Placement
 from flexinfer.planner.preservation import place
+from flexinfer.planner.ring import MAX_SLOTS, MIN_SLOTS, RingPlan, choose_slots
 from flexinfer.planner.sizes import Sizes
 from flexinfer.units import MiB, format_bytes
 
-MIN_RING_SLOTS = 4
-MAX_RING_SLOTS = 16
-RING_SHARE = 8  # at most this part of the memory for weights, above the least ring
 MAX_SWEEP_TOKENS = 2048
 MIN_SWEEP_TOKENS = 32
 UNSTEADY_BYTES = 2 * MiB  # what Python and its libraries hold differs by less from start to start
@@ -60,10 +58,14 @@ class Plan:
     sweep_tokens: int
     kv_type: str
     kv_value_bytes: int
-    ring_slots: int
-    slot_bytes: int
+    ring: RingPlan
     placement: Placement
     parts: Mapping[Category, int]
+
+    @property
+    def io_threads(self) -> int:
+        """Reads at once while a sweep streams."""
+        return self.ring.threads if self.prefetch else 1
 
     @property
     def prompt_sweeps(self) -> int:
@@ -86,6 +88,7 @@ def make_plan(
     spec: ModelSpec,
     weights: ModelWeights,
     workload: Workload,
+    hardware: Hardware,
     *,
     budget_bytes: int,
     base_bytes: Mapping[Category, int],
@@ -93,29 +96,31 @@ def make_plan(
     kv_type: str = "f16",
     policy: str = "rows",
     prefetch: bool = True,
+    prefetch_window: int | None = None,
+    io_threads: int | None = None,
 ) -> Plan:
     """Divide `budget_bytes`; `base_bytes` is what the process holds already, `peak_bytes` the most
     it held while it opened the model.
 
-    Raises BudgetError with the minimum and its parts where it does not suffice.
+    The ring is `prefetch_window` slots, or what pays on `hardware` (see `planner.ring`). Raises
+    BudgetError with the minimum and its parts where the budget does not suffice, OptionError for a
+    window or I/O threads that cannot take effect.
     """
     sizes = Sizes(spec, weights, kv_type)
     usable = usable_bytes(budget_bytes)
-    slot = round_up(request_bytes(weights.matrices), BLOCK_BYTES) + 2 * BLOCK_BYTES  # ragged ends
-    all_locked = total_locked_bytes(weights.matrices)
-
-    least_ring = MIN_RING_SLOTS * slot  # locking goes through it, too
+    matrices, all_locked = weights.matrices, total_locked_bytes(weights.matrices)
+    ring = _least_ring(matrices, prefetch_window, io_threads, hardware)
 
     def fixed(sweep_tokens: int) -> dict[Category, int]:
         return {**base_bytes, **sizes.parts(workload.context_tokens, sweep_tokens)}
 
     def room(sweep_tokens: int) -> int:
-        return usable - least_ring - sum(fixed(sweep_tokens).values())
+        return usable - ring.size_bytes - sum(fixed(sweep_tokens).values())
 
     wanted = min(max(workload.prompt_tokens, 1), MAX_SWEEP_TOKENS)
     least = min(wanted, MIN_SWEEP_TOKENS)
     if room(least) < 0 or budget_bytes < peak_bytes:
-        _refuse(budget_bytes, fixed(least), least_ring, peak_bytes)
+        _refuse(budget_bytes, fixed(least), ring.size_bytes, peak_bytes)
     sweep_tokens = wanted
     if room(wanted) < all_locked:  # a sweep's memory competes with weights: at most half is its own
         tokens = range(least, wanted + 1)
@@ -124,12 +129,31 @@ def make_plan(
         ]
     parts = fixed(sweep_tokens)
     free = usable - sum(parts.values())
-    slots = MIN_RING_SLOTS
-    if all_locked > free - least_ring:
-        slots = max(MIN_RING_SLOTS, min(MAX_RING_SLOTS, free // RING_SHARE // slot))
-    free -= slots * slot
-    placement = place(policy, weights.matrices, min(free, all_locked))
-    parts[Category.RING] = slots * slot
+    placement = place(policy, matrices, min(free - ring.size_bytes, all_locked))
+    if not placement.requests:
+        for name, value in (("--prefetch-window", prefetch_window), ("--io-threads", io_threads)):
+            if value is not None:
+                raise OptionError(
+                    f"{name} cannot take effect: all weights are locked, nothing streams",
+                    "leave it out, or give less --ram",
+                )
+    elif prefetch and prefetch_window is None:
+        count = (
+            1 if workload.new_tokens > 1 else sweep_tokens
+        )  # of the sweeps that there are most of
+        compute_s = stage_seconds(
+            spec,
+            matrices,
+            hardware,
+            tokens=count,
+            context_tokens=max(workload.prompt_tokens + workload.new_tokens // 2, count),
+            kv_value_bytes=sizes.kv_value_bytes,
+        )
+        streamed_bytes = placement.stage_bytes(len(spec.layers))
+        most = max(ring.slots, min(MAX_SLOTS, free // ring.slot_bytes))
+        ring = ring.with_slots(choose_slots(compute_s, streamed_bytes, hardware.disk, ring, most))
+        placement = place(policy, matrices, free - ring.size_bytes)
+    parts[Category.RING] = ring.size_bytes
     parts[Category.LOCKED] = placement.locked_bytes
     return Plan(
         budget_bytes,
@@ -139,10 +163,27 @@ def make_plan(
         sweep_tokens,
         kv_type,
         sizes.kv_value_bytes,
-        slots,
-        slot,
+        ring,
         placement,
         parts,
+    )
+
+
+def _least_ring(
+    matrices: Sequence[Matrix], window: int | None, io_threads: int | None, hardware: Hardware
+) -> RingPlan:
+    """The slots asked for, or the fewest that work and let as many threads read as asked for."""
+    size, held = request_bytes(matrices), most_held(matrices, request_bytes(matrices))
+    if window is not None and window < held:
+        raise OptionError(
+            f"--prefetch-window is {window}, but this model uses up to {held} reads at once",
+            f"give {held + 1} or more",
+        )
+    return RingPlan(
+        window or max(MIN_SLOTS, held + (io_threads or 1)),
+        round_up(size, BLOCK_BYTES) + 2 * BLOCK_BYTES,  # ragged ends
+        held,
+        io_threads or hardware.disk.depth,
     )
 
 
@@ -172,17 +213,18 @@ def predict(
 ) -> Prediction:
     """TTFT and TPOT of the plan's workload on `hardware`."""
     load = plan.workload
+    streamed_bytes = plan.placement.stage_bytes(len(spec.layers))
 
     def sweep(tokens: int, context: int) -> SweepEstimate:
         return estimate_sweep(
             spec,
             matrices,
-            plan.placement.streamed_bytes,
+            streamed_bytes,
             hardware,
             tokens=tokens,
             context_tokens=context,
             kv_value_bytes=plan.kv_value_bytes,
-            prefetch=plan.prefetch,
+            ring=plan.ring if plan.prefetch else None,
         )
 
     ttft = 0.0

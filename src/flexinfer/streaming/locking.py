@@ -31,6 +31,7 @@ def lock_weights(
     ring: Ring,
     interleave: Interleave,
     progress: Progress = lambda done_bytes, total_bytes: None,
+    io_threads: int = 2,
 ) -> tuple[int, ...]:
     """Load the locked rows of every matrix; returns where each one's locked part is, 0 for none.
 
@@ -44,7 +45,8 @@ def lock_weights(
     done = 0
     if loads:
         progress(done, total)  # before the first read, which may take its time
-    with closing(Prefetcher([load.request for load in loads], readers, ring, wrap=False)) as stream:
+    requests = [load.request for load in loads]
+    with closing(Prefetcher(requests, readers, ring, io_threads, wrap=False)) as stream:
         for index, load in enumerate(loads):
             source = stream.take(index)
             for part in load.parts:

@@ -50,7 +50,7 @@ def file_system(path: Path, proc: Path = PROC) -> FileSystem | None:
 def place_of_file(path: Path, seconds: float, proc: Path = PROC, pread: Pread = os.preadv) -> Place:
     """Read the file for `seconds`. Raises ReadError."""
     with closing(Reader(path, pread)) as reader:
-        bytes_per_s = measure_reader(reader, seconds)
+        bytes_per_s = measure_reader(reader, seconds=seconds).bytes_per_s
         return Place(str(path), file_system(path, proc), reader.direct, bytes_per_s)
 
 

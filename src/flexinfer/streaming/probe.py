@@ -1,46 +1,108 @@
-"""A quick look at how fast a file can be read."""
+"""A quick look at how a file can be read: how fast, how many reads at once, how steadily."""
 
 import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from itertools import chain, cycle
 from pathlib import Path
+from statistics import median
 
-from flexinfer.memory.arena import Arena
-from flexinfer.planner.placement import BLOCK_BYTES, Request
-from flexinfer.streaming.prefetcher import Prefetcher
-from flexinfer.streaming.reader import PIECE_BYTES, REQUEST_BYTES, Reader
-from flexinfer.streaming.ring import Ring
+from flexinfer.memory.arena import Arena, Region
+from flexinfer.planner.disk import Disk
+from flexinfer.planner.placement import BLOCK_BYTES
+from flexinfer.streaming.reader import REQUEST_BYTES, Reader
+from flexinfer.units import MiB
 
-_SLOTS = 4
+DEPTHS = (1, 2, 4)  # reads in flight that are tried
+SECONDS = 0.12  # for all depths together; a first look, and a slow disk's last reads, come on top
+_MEMORY_BYTES = 16 * MiB
+_LEAST_BYTES = MiB // 4  # of a read, where a disk is too slow for more
+_SHORT_READS, _SHORT_S = 8, 0.01  # for the latency: whichever ends first
+_FIRST_READS = 3
 
 
-def measure_bandwidth(path: Path, seconds: float = 0.1) -> float:
-    """Bytes/s of streaming `path` as a sweep does. As `measure_reader`."""
+def probe_disk(
+    path: Path,
+    request_bytes: int = REQUEST_BYTES,
+    depths: Sequence[int] = DEPTHS,
+    seconds: float = SECONDS,
+) -> Disk:
+    """What reading `path` in a sweep's requests gives. As `measure_reader`."""
     with closing(Reader(path)) as reader:
-        return measure_reader(reader, seconds)
+        return measure_reader(reader, request_bytes, depths, seconds)
 
 
-def measure_reader(reader: Reader, seconds: float) -> float:
-    """Bytes/s of streaming a file for `seconds`; touches 18 MiB. Raises ReadError."""
-    path = reader.path
-    with closing(Arena(_SLOTS * PIECE_BYTES)) as arena:
-        region = arena.take(_SLOTS * PIECE_BYTES, BLOCK_BYTES)
-        region.array("u1", (region.size_bytes,))[::BLOCK_BYTES] = 0  # first touch is not the disk's
-        requests = _requests(path, reader.file_bytes)
-        stream = Prefetcher(requests, {path: reader}, Ring(region, PIECE_BYTES))
-        with closing(stream):
-            before_bytes, started, index = reader.read_bytes, time.perf_counter(), 0
-            while (elapsed_s := time.perf_counter() - started) < seconds:
-                stream.take(index)
-                stream.release(index)
-                index = (index + 1) % len(requests)
-            return (reader.read_bytes - before_bytes) / elapsed_s
+def measure_reader(
+    reader: Reader,
+    request_bytes: int = REQUEST_BYTES,
+    depths: Sequence[int] = DEPTHS,
+    seconds: float = SECONDS,
+) -> Disk:
+    """Read a file at several depths, each for its part of `seconds`; touches 16 MiB of memory.
+
+    A depth's bandwidth follows from its median read. Pauses are too rare for so short a time, so
+    they are taken from all reads together and slow every depth alike. Reads are of `request_bytes`,
+    or smaller where a depth's time would not hold two of a thread. Raises ReadError.
+    """
+    most, part_s = max(depths), seconds / len(depths)
+    with closing(Arena(_MEMORY_BYTES)) as arena:
+        memory = arena.take(_MEMORY_BYTES, BLOCK_BYTES)
+        memory.array("u1", (_MEMORY_BYTES,))[::BLOCK_BYTES] = 0  # first touch is not the disk's
+        apart = _places(
+            reader, max(1, reader.file_bytes // BLOCK_BYTES // _SHORT_READS) * BLOCK_BYTES
+        )
+        latency_s = min(_reads(reader, memory, apart, BLOCK_BYTES, _SHORT_S, _SHORT_READS))
+        first = _reads(reader, memory, _places(reader, MiB), MiB, seconds, _FIRST_READS)
+        quick = int(part_s * MiB / median(first)) // (2 * most)
+        size = max(_LEAST_BYTES, min(request_bytes, quick, _MEMORY_BYTES // most))
+        size = size // BLOCK_BYTES * BLOCK_BYTES
+        places = _places(reader, size, -(-_FIRST_READS * MiB // size))  # nothing twice
+        slots = [memory.part(i * size, size) for i in range(most)]
+
+        def reads(depth: int) -> list[float]:
+            with ThreadPoolExecutor(depth) as pool:
+                took = pool.map(lambda s: _reads(reader, s, places, size, part_s), slots[:depth])
+                return [read_s for each in took for read_s in each]
+
+        took = {depth: reads(depth) for depth in depths}
+    typical = {depth: median(each) for depth, each in took.items()}
+    late = [s - typical[depth] for depth, each in took.items() for s in each if s > typical[depth]]
+    steady_s = sum(typical[depth] * len(each) for depth, each in took.items())
+    busy = min(1.0, steady_s / sum(map(sum, took.values())))
+    payload_bytes = min(size, reader.file_bytes)
+    return Disk(
+        {depth: busy * depth * payload_bytes / read_s for depth, read_s in typical.items()},
+        latency_s,
+        busy,
+        sum(s * s for s in late) / sum(late) if late else 0.0,
+    )
 
 
-def _requests(path: Path, file_bytes: int) -> list[Request]:
-    """The whole file, from its middle on: who opened it has just read its beginning."""
-    starts = range(0, file_bytes, REQUEST_BYTES)
-    middle = len(starts) // 2
-    return [
-        Request(path, start, min(REQUEST_BYTES, file_bytes - start))
-        for start in (*starts[middle:], *starts[:middle])
-    ]
+def _places(reader: Reader, step_bytes: int, skip: int = 0) -> Iterator[int]:
+    """Offsets, round and round, for any number of threads. From the file's middle on: who opened it
+    has just read its beginning.
+    """
+    steps = max(1, reader.file_bytes // step_bytes)
+    first = (steps // 2 + skip) % steps * step_bytes
+    end = steps * step_bytes
+    return cycle(chain(range(first, end, step_bytes), range(0, first, step_bytes)))
+
+
+def _reads(
+    reader: Reader,
+    memory: Region,
+    places: Iterator[int],
+    size: int,
+    seconds: float,
+    most: int | None = None,
+) -> list[float]:
+    """How long each read took, one after the other for `seconds` or at most `most` of them."""
+    took: list[float] = []
+    with memory.view() as view:
+        began = now = time.perf_counter()
+        while not took or (now - began < seconds and len(took) != most):
+            reader.read(next(places), min(size, reader.file_bytes), view)
+            before, now = now, time.perf_counter()
+            took.append(now - before)
+    return took

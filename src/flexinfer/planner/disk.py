@@ -1,0 +1,35 @@
+"""What reading at the model's place gives, by the number of reads in flight."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+NEAR_BEST = 0.95  # of the best bandwidth; more reads in flight would take ring slots for little
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """Measured. `bytes_per_s_at` is by the number of reads in flight, pauses included.
+
+    Disks pause: a virtual one at its limit, any one for its own housekeeping. `busy` is the share
+    of time that is no pause, `pause_s` the length of the pause that a lost moment lies in.
+    """
+
+    bytes_per_s_at: Mapping[int, float]
+    latency_s: float = 0.0  # of a short read
+    busy: float = 1.0
+    pause_s: float = 0.0
+
+    @property
+    def depth(self) -> int:
+        """The least number of reads in flight whose bandwidth is near the best."""
+        enough = NEAR_BEST * max(self.bytes_per_s_at.values())
+        return min(depth for depth, rate in self.bytes_per_s_at.items() if rate >= enough)
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.at(self.depth)
+
+    def at(self, depth: int) -> float:
+        """Bytes/s with `depth` reads in flight: as with the most up to it that were tried."""
+        tried = [d for d in self.bytes_per_s_at if d <= depth]
+        return self.bytes_per_s_at[max(tried, default=min(self.bytes_per_s_at))]
