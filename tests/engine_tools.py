@@ -37,27 +37,33 @@ def locking(
     threads: int = 2,
     prefetch: bool = True,
     policy: str = "rows",
+    prefetch_window: int | None = None,
+    io_threads: int | None = None,
 ) -> Iterator[LLM]:
     """An LLM of which `share` of the weights is locked: the budget counts from 0, not from this
     process, whose size differs from test to test.
     """
     planned = plan_run(model, Options(ctx=ctx, threads=threads, prefetch=prefetch), 32, 32)
 
-    def plan(budget_bytes: int) -> Plan:
+    def plan(budget_bytes: int, **reading: int | None) -> Plan:
         return make_plan(
             model.spec,
             model.weights,
             planned.plan.workload,
+            planned.hardware,
             budget_bytes=budget_bytes,
             base_bytes={Category.INTERPRETER: 0, Category.TOKENIZER: 0},
             prefetch=prefetch,
             policy=policy,
+            **reading,
         )
 
     whole = plan(1 << 40)
     weights = whole.parts[Category.LOCKED]
-    budget = round(whole.total_bytes - (1 - share) * weights) + 16 * MiB
-    with LLM.from_plan(model, replace(planned, plan=plan(budget))) as llm:
+    reading = {"prefetch_window": prefetch_window, "io_threads": io_threads}
+    larger = max(prefetch_window or 0, io_threads or 0) * whole.ring.slot_bytes
+    budget = round(whole.total_bytes - (1 - share) * weights) + 16 * MiB + larger
+    with LLM.from_plan(model, replace(planned, plan=plan(budget, **reading))) as llm:
         yield llm
 
 

@@ -82,6 +82,15 @@ def test_a_prompt_may_come_through_a_pipe(smollm_path: Path) -> None:
         (["hi", "--ctx", "9999"], b"", "8192"),
         (["hi", "--threads", "0"], b"", "--threads is 0"),
         (["hi", "--threads", "100000"], b"", "it must be 1 to 1024"),
+        (["hi", "--io-threads", "0"], b"", "--io-threads is 0; it must be 1 to 16"),
+        (["hi", "--io-threads", "17"], b"", "--io-threads is 17"),
+        (["hi", "--prefetch-window", "0"], b"", "it must be 1 to 1024"),
+        (["hi", "--prefetch-window", "1"], b"", "uses up to 2 reads at once"),
+        (["hi", "--prefetch-window", "2", "--io-threads", "3"], b"", "no room for more than 2"),
+        (["hi", "--prefetch-window", "8", "--no-prefetch"], b"", "with --no-prefetch"),
+        (["hi", "--io-threads", "2", "--no-prefetch"], b"", "with --no-prefetch"),
+        (["hi", "--prefetch-window", "8", "--ram", "1GiB"], b"", "all weights are locked"),
+        (["hi", "--io-threads", "2", "--ram", "1GiB"], b"", "all weights are locked"),
         (["hi", "--kv-type", "q3"], b"", "q3"),
         (["hi", "--policy", "luck"], b"", "luck"),
     ],
@@ -223,6 +232,34 @@ def test_bench_measures_each_budget_in_its_own_process(smollm_path: Path) -> Non
     assert small["peak_rss_bytes"] < large["peak_rss_bytes"]
     read = small["locked_bytes"] + small["sweeps"] * small["streamed_bytes_per_sweep"]
     assert small["disk_read_bytes"] == pytest.approx(read, rel=0.05)
+
+
+def test_ring_and_reads_at_once_are_told_as_asked_for(smollm_path: Path, tmp_path: Path) -> None:
+    ring = ("--prefetch-window", 7, "--io-threads", 3)
+    plan = ("plan", smollm_path, "--ram", "120MiB", "--prompt-tokens", 8, *ring)
+    told = json.loads(flexinfer(*plan, "--json").stdout)
+    assert (told["ring_slots"], told["io_threads"]) == (7, 3)
+    assert told["parts"]["ring"] == 7 * told["slot_bytes"]
+    assert list(told["disk_bytes_per_s_at_depth"]) == ["3"]
+    assert told["disk_latency_s"] > 0 and told["disk_pause_s"] >= 0
+    assert "ring of 7 slots of 1.45 MiB, 3 reads at once;" in flexinfer(*plan).stdout
+    sizes = ("--prompt-tokens", 8, "--new-tokens", 2, "--repeat", 1, "--json")
+    bench = flexinfer("bench", smollm_path, "--ram", "110MiB", "--ram", "120MiB", *sizes, *ring)
+    for run in json.loads(bench.stdout)["runs"]:
+        assert (run["ring_slots"], run["io_threads"]) == (7, 3)
+        assert run["peak_rss_bytes"] <= run["budget_bytes"]
+    text = tmp_path / "text.txt"
+    text.write_text("The cat sat on the mat. " * 12)
+    scored = flexinfer("perplexity", smollm_path, text, "--ctx", 32, "--ram", "120MiB", "-v", *ring)
+    assert scored.returncode == 0 and "ring of 7 slots" in scored.stderr
+    ran = flexinfer("run", smollm_path, "Hi", "--max-tokens", 2, "--ram", "120MiB", "-v", *ring)
+    assert ran.returncode == 0 and "3 reads at once" in ran.stderr
+
+
+def test_plan_tells_what_was_chosen(smollm_path: Path) -> None:
+    told = json.loads(flexinfer("plan", smollm_path, "--ram", "120MiB", "--json").stdout)
+    assert 4 <= told["ring_slots"] <= 32 and told["io_threads"] in (1, 2, 4)
+    assert list(told["disk_bytes_per_s_at_depth"]) == ["1", "2", "4"]
 
 
 def test_bench_tabulates_for_people(smollm_path: Path) -> None:

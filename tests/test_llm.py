@@ -133,6 +133,16 @@ def test_faults_of_the_user_are_of_one_kind(tmp_path: Path, smollm_path: Path) -
         assert issubclass(getattr(flexinfer, name), flexinfer.FlexInferError)
 
 
+def test_the_ring_may_be_asked_for(smollm_path: Path) -> None:
+    ram = resident_bytes() + 80 * MiB  # less than the weights
+    with LLM(smollm_path, ram, 64, prefetch_window=5, io_threads=2) as llm:
+        assert (llm.plan.ring.slots, llm.plan.io_threads) == (5, 2)
+        assert llm.plan.placement.requests
+        assert llm.generate("The capital of France is", FEW).token_ids
+    with pytest.raises(OptionError, match="--io-threads is 0"):
+        LLM(smollm_path, ram, io_threads=0)
+
+
 def test_a_closed_stream_computes_nothing_more(llm: LLM) -> None:
     stream = llm.stream("Once upon a time", SamplingParams(max_tokens=200))
     next(stream)

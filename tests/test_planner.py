@@ -11,6 +11,7 @@ from flexinfer.formats.quants import BLOCK_TYPES, BlockType
 from flexinfer.memory.ledger import Category
 from flexinfer.models.spec import Layer, ModelSpec, Rope
 from flexinfer.models.weights import Matrix, ModelWeights
+from flexinfer.planner.disk import Disk
 from flexinfer.planner.estimator import CALL_S, CALLS_PER_LAYER, visible_keys
 from flexinfer.planner.hardware import Hardware, KernelRates
 from flexinfer.planner.planner import Plan, Workload, make_plan, predict
@@ -41,6 +42,12 @@ TOKEN = 4 * (1024 + 1024 + 2048 + 2 * 128) + 2048 // 32 * 48  # floats, and int8
 PLACES = 8 * 64  # what aligning the parts of the activations takes
 SLOT = WEIGHTS // 64 + 2 * 4096  # a sweep in 64 requests, each with ragged ends
 BASE = {Category.INTERPRETER: 40 * MiB, Category.TOKENIZER: 10 * MiB}
+MACHINE = Hardware(
+    disk=Disk({1: MiB * 100}),
+    memory_bytes_per_s=MiB * 1000,
+    attention_ops_per_s=MiB * 4096,
+    kernels={"F32": KernelRates(bytes_per_s=MiB * 800, ops_per_s=MiB * 3200)},
+)
 SHORT = Workload(100, 28, 128)
 MARGIN = 16 * MiB
 
@@ -77,7 +84,7 @@ def toy(spec: ModelSpec = SPEC, kind: BlockType = F32) -> ModelWeights:
 
 
 def planned(budget_bytes: int, workload: Workload = SHORT, **more: object) -> Plan:
-    base = {"budget_bytes": budget_bytes, "base_bytes": BASE} | more
+    base = {"hardware": MACHINE, "budget_bytes": budget_bytes, "base_bytes": BASE} | more
     return make_plan(SPEC, toy(), workload, **base)
 
 
@@ -96,7 +103,7 @@ def test_all_of_it_fits() -> None:
     ring = {Category.RING: 4 * SLOT, Category.LOCKED: WEIGHTS}
     assert plan.parts == held(tokens=100, pages=2) | ring
     assert plan.placement.requests == ()
-    assert (plan.sweep_tokens, plan.prompt_sweeps, plan.ring_slots) == (100, 1, 4)
+    assert (plan.sweep_tokens, plan.prompt_sweeps, plan.ring.slots) == (100, 1, 4)
 
 
 def test_the_last_byte_of_what_fits() -> None:
@@ -107,19 +114,14 @@ def test_the_last_byte_of_what_fits() -> None:
     assert less.placement.locked_bytes < WEIGHTS
 
 
-@pytest.mark.parametrize(("budget_mib", "slots"), [(120, 4), (146, 7)])
-def test_what_is_left_is_locked_to_within_a_group_of_rows(budget_mib: int, slots: int) -> None:
-    """The ring takes an eighth of what is there for weights, in whole slots, and at least four."""
-    plan = planned(budget_mib * MiB)
-    usable = budget_mib * MiB - MARGIN
-    free = usable - sum(held(tokens=100, pages=2).values())
-    assert slots == max(4, free // 8 // SLOT)
-    assert (plan.ring_slots, plan.slot_bytes) == (slots, SLOT)
+def test_what_is_left_is_locked_to_within_a_group_of_rows() -> None:
+    plan = planned(120 * MiB)
+    assert (plan.ring.slots, plan.ring.slot_bytes) == (4, SLOT)
     assert plan.parts == held(tokens=100, pages=2) | {
-        Category.RING: slots * SLOT,
+        Category.RING: 4 * SLOT,
         Category.LOCKED: plan.placement.locked_bytes,
     }
-    left = usable - plan.total_bytes
+    left = 120 * MiB - MARGIN - plan.total_bytes
     assert 0 <= left < 16 * 4 * 2048  # sixteen rows of the widest matrix
     assert plan.placement.locked_bytes + plan.placement.streamed_bytes == WEIGHTS
 
@@ -152,6 +154,7 @@ def test_a_prompt_of_2048_tokens_is_one_sweep_of_a_7b_model_in_a_quarter_of_it()
         spec,
         weights,
         Workload(2048, 1, 2049),
+        replace(MACHINE, kernels={"Q4_0": MACHINE.kernels["F32"]}),
         budget_bytes=file_bytes // 4 + 1_800_000_000,  # 1.1 GB is the cache of this context
         base_bytes=BASE,
     )
@@ -206,12 +209,6 @@ def test_cache_types_and_policies() -> None:
 
 # --- how long it takes ---
 
-MACHINE = Hardware(
-    disk_bytes_per_s=MiB * 100,
-    memory_bytes_per_s=MiB * 1000,
-    attention_ops_per_s=MiB * 4096,
-    kernels={"F32": KernelRates(bytes_per_s=MiB * 800, ops_per_s=MiB * 3200)},
-)
 OVERHEAD_S = 2 * CALLS_PER_LAYER * CALL_S
 PAIR_OPS = 2 * 4 * 8 * 128  # of a query and a key: layers, multiply and add twice, heads, values
 CACHE_BYTES = 2 * 2 * 4 * 128 * 2  # of one position: K and V, layers, heads, values, f16

@@ -14,6 +14,9 @@ BUDGETS = 10
 SETTINGS = [(1, True), (2, True), (3, True), (1, False), (2, False), (3, False)]
 
 
+WINDOWS = [(2, 1), (3, 3), (5, 2), (11, 4), (40, 1), (None, 5)]  # slots, and threads that read
+
+
 @pytest.mark.parametrize("name", ["smollm_path", "gemma_path"])
 def test_same_tokens_at_ten_budgets(name: str, request: pytest.FixtureRequest) -> None:
     path: Path = request.getfixturevalue(name)
@@ -29,4 +32,21 @@ def test_same_tokens_at_ten_budgets(name: str, request: pytest.FixtureRequest) -
                 done = llm.generate(PROMPT, SamplingParams(max_tokens=10))
                 assert done.stats.sweeps == 10
             seen.add(done.token_ids)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("policy", ["rows", "layer"])
+def test_same_tokens_in_every_ring(policy: str, smollm_path: Path) -> None:
+    """Two slots are the least: two reads are in use at once."""
+    model = open_model(smollm_path)
+    seen = set()
+    for share in (0.0, 0.45):
+        for slots, threads in WINDOWS:
+            ring = {"prefetch_window": slots, "io_threads": threads}
+            with locking(model, share, ctx=64, policy=policy, **ring) as llm:
+                assert llm.plan.placement.requests and llm.plan.io_threads == threads
+                assert slots in (None, llm.plan.ring.slots)
+                seen.add(llm.generate(PROMPT, SamplingParams(max_tokens=6)).token_ids)
+    with locking(model, 1, ctx=64) as llm:
+        seen.add(llm.generate(PROMPT, SamplingParams(max_tokens=6)).token_ids)
     assert len(seen) == 1

@@ -5,9 +5,11 @@ import fcntl
 import logging
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,8 @@ from streaming_tools import faulty, write_random
 
 from flexinfer.errors import ReadError
 from flexinfer.memory.arena import Arena
-from flexinfer.streaming import reader as reader_module
-from flexinfer.streaming.probe import measure_bandwidth
+from flexinfer.planner.disk import Disk
+from flexinfer.streaming.probe import measure_reader, probe_disk
 from flexinfer.streaming.reader import BLOCK_BYTES, PIECE_BYTES, Reader, enclosing_bytes
 from flexinfer.units import MiB
 
@@ -295,22 +297,82 @@ def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
         Reader(tmp_path / "absent")
 
 
+# --- the probe ---
+
+
 @pytest.mark.parametrize("size", [1, 3 * MiB, SIZE])
-def test_the_probe_gives_a_rate_for_any_size(tmp_path: Path, size: int) -> None:
+def test_the_probe_gives_rates_for_any_size(tmp_path: Path, size: int) -> None:
     write_random(tmp_path / "weights", size)
-    rate = measure_bandwidth(tmp_path / "weights", seconds=0.02)
-    assert rate > 0
+    disk = probe_disk(tmp_path / "weights", seconds=0.02)
+    assert list(disk.bytes_per_s_at) == [1, 2, 4] and min(disk.bytes_per_s_at.values()) > 0
+    assert disk.latency_s > 0 and 0 < disk.busy <= 1 and disk.pause_s >= 0
 
 
-def test_the_probe_measures_what_is_read_in_its_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class SlowDisk:
+    """Made of time alone: what a read takes, by its size; `shared` lets one pass at a time."""
+
+    def __init__(self, seconds: Callable[[int], float], shared: bool = False) -> None:
+        self._seconds = seconds
+        self._turn = threading.Lock() if shared else nullcontext()
+        self.sizes: list[int] = []
+
+    def __call__(self, file: int, buffers: list[memoryview], offset: int) -> int:
+        with self._turn:
+            time.sleep(self._seconds(len(buffers[0])))
+        self.sizes.append(len(buffers[0]))
+        return len(buffers[0])
+
+
+def probed(disk: SlowDisk, tmp_path: Path, **more: object) -> Disk:
+    path = tmp_path / "weights"
+    path.touch()
+    os.truncate(path, 16 * MiB)
+    with closing(Reader(path, disk)) as reader:
+        return measure_reader(reader, **more)
+
+
+def test_the_probe_finds_out_whether_reads_in_flight_pay(tmp_path: Path) -> None:
+    alone = probed(SlowDisk(lambda size: 0.01), tmp_path, seconds=0.3).bytes_per_s_at
+    assert alone[4] > 2 * alone[1]
+    shared = probed(SlowDisk(lambda size: 0.01, shared=True), tmp_path, seconds=0.3).bytes_per_s_at
+    assert shared[4] < 2 * shared[1]
+
+
+@pytest.mark.parametrize("gb_per_s", [0.1, 0.4, 1.6])
+def test_the_probe_reads_no_more_than_a_fifth_of_a_second_allows(
+    gb_per_s: float, tmp_path: Path
 ) -> None:
-    def slow(file: int, buffers: list[memoryview], offset: int) -> int:
-        time.sleep(0.01)
-        return os.preadv(file, buffers, offset)
+    disk = SlowDisk(lambda size: size / gb_per_s / 1e9, shared=True)
+    probed(disk, tmp_path)
+    assert sum(disk.sizes) < 0.2 * gb_per_s * 1e9
 
-    monkeypatch.setattr(reader_module.Reader.__init__, "__defaults__", (slow,))
-    write_random(tmp_path / "weights", 16 * MiB)
-    rate = measure_bandwidth(tmp_path / "weights", seconds=0.3)
-    # Two threads, each at most 4 MiB per 10 ms and the time of the read itself.
-    assert 0.1 * 8 * MiB / 0.01 < rate < 1.1 * 8 * MiB / 0.01
+
+def test_the_probe_reads_as_a_sweep_will(tmp_path: Path) -> None:
+    disk = SlowDisk(lambda size: 0.0)
+    found = probed(disk, tmp_path, request_bytes=MiB // 2, depths=(3,), seconds=0.05)
+    assert list(found.bytes_per_s_at) == [3] and found.depth == 3
+    assert set(disk.sizes) == {4096, MiB, MiB // 2}
+
+
+def test_the_probe_sees_a_disk_that_pauses(tmp_path: Path) -> None:
+    """Every fourth read takes 100 ms, the others 5: most of the time is lost."""
+    turns = count()
+    disk = probed(
+        SlowDisk(lambda size: 0.1 if next(turns) % 4 == 3 else 0.005),
+        tmp_path,
+        depths=(1,),
+        seconds=0.5,
+    )
+    assert disk.busy < 0.7
+    assert disk.pause_s > 0.05
+    assert disk.bytes_per_s < 0.7 * 4 * MiB / 0.005
+
+
+def test_the_probe_tells_of_a_read_that_failed(tmp_path: Path) -> None:
+    def fail(size: int) -> float:
+        if size > MiB:
+            raise OSError(errno.EIO, "Input/output error")
+        return 0.0
+
+    with pytest.raises(ReadError, match="Input/output error"):
+        probed(SlowDisk(fail), tmp_path)

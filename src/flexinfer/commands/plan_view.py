@@ -128,7 +128,8 @@ def _prediction(planned: Planned) -> Iterator[str]:
     plan, prediction, hardware = planned.plan, planned.prediction, planned.hardware
     load = plan.workload
     yield (
-        f"measured   disk {bytes_rate(hardware.disk_bytes_per_s)}, "
+        f"measured   disk {bytes_rate(hardware.disk_bytes_per_s)} "
+        f"with {count(hardware.disk.depth, 'read')} at once, "
         f"memory {bytes_rate(hardware.memory_bytes_per_s)}"
     )
     yield (
