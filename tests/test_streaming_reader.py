@@ -332,9 +332,9 @@ def probed(disk: SlowDisk, tmp_path: Path, **more: object) -> Disk:
 
 
 def test_the_probe_finds_out_whether_reads_in_flight_pay(tmp_path: Path) -> None:
-    alone = probed(SlowDisk(lambda size: 0.01), tmp_path, seconds=0.3).bytes_per_s_at
+    alone = probed(SlowDisk(lambda size: 0.05), tmp_path, seconds=0.9).bytes_per_s_at
     assert alone[4] > 2 * alone[1]
-    shared = probed(SlowDisk(lambda size: 0.01, shared=True), tmp_path, seconds=0.3).bytes_per_s_at
+    shared = probed(SlowDisk(lambda size: 0.05, shared=True), tmp_path, seconds=0.9).bytes_per_s_at
     assert shared[4] < 2 * shared[1]
 
 
@@ -349,7 +349,7 @@ def test_the_probe_reads_no_more_than_a_fifth_of_a_second_allows(
 
 def test_the_probe_reads_as_a_sweep_will(tmp_path: Path) -> None:
     disk = SlowDisk(lambda size: 0.0)
-    found = probed(disk, tmp_path, request_bytes=MiB // 2, depths=(3,), seconds=0.05)
+    found = probed(disk, tmp_path, request_bytes=MiB // 2, depths=(3,), seconds=0.2)
     assert list(found.bytes_per_s_at) == [3] and found.depth == 3
     assert set(disk.sizes) == {4096, MiB, MiB // 2}
 
@@ -375,4 +375,4 @@ def test_the_probe_tells_of_a_read_that_failed(tmp_path: Path) -> None:
         return 0.0
 
     with pytest.raises(ReadError, match="Input/output error"):
-        probed(SlowDisk(fail), tmp_path)
+        probed(SlowDisk(fail), tmp_path, seconds=60)  # time enough for large reads
