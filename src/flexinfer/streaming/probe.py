@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import chain, cycle
 from pathlib import Path
 from statistics import median
@@ -41,41 +41,47 @@ def measure_reader(
 ) -> Disk:
     """Read a file at several depths, each for its part of `seconds`; touches 16 MiB of memory.
 
-    A depth's bandwidth follows from its median read. Pauses are too rare for so short a time, so
-    they are taken from all reads together and slow every depth alike. Reads are of `request_bytes`,
-    or smaller where a depth's time would not hold two of a thread. Raises ReadError.
+    A depth's bandwidth follows from the median time of as many reads as are in flight. Pauses are
+    too rare for so short a time: they are taken from all depths together and slow each alike. Reads
+    are of `request_bytes`, or smaller where a depth's time would not hold two of a thread. Raises
+    ReadError.
     """
     most, part_s = max(depths), seconds / len(depths)
-    with closing(Arena(_MEMORY_BYTES)) as arena:
+    arena = Arena(_MEMORY_BYTES)
+    try:
         memory = arena.take(_MEMORY_BYTES, BLOCK_BYTES)
         memory.array("u1", (_MEMORY_BYTES,))[::BLOCK_BYTES] = 0  # first touch is not the disk's
-        apart = _places(
-            reader, max(1, reader.file_bytes // BLOCK_BYTES // _SHORT_READS) * BLOCK_BYTES
-        )
-        latency_s = min(_reads(reader, memory, apart, BLOCK_BYTES, _SHORT_S, _SHORT_READS))
-        first = _reads(reader, memory, _places(reader, MiB), MiB, seconds, _FIRST_READS)
-        quick = int(part_s * MiB / median(first)) // (2 * most)
+        eighth = reader.file_bytes // BLOCK_BYTES // _SHORT_READS * BLOCK_BYTES
+        apart = _places(reader, max(BLOCK_BYTES, eighth))
+        short = _reads(reader, memory, apart, BLOCK_BYTES, _SHORT_S, _SHORT_READS)
+        first = _reads(reader, memory, _places(reader, MiB), MiB, part_s, _FIRST_READS)
+        quick = int(part_s * MiB / median(_spans(first))) // (2 * most)
         size = max(_LEAST_BYTES, min(request_bytes, quick, _MEMORY_BYTES // most))
         size = size // BLOCK_BYTES * BLOCK_BYTES
         places = _places(reader, size, -(-_FIRST_READS * MiB // size))  # nothing twice
         slots = [memory.part(i * size, size) for i in range(most)]
 
-        def reads(depth: int) -> list[float]:
+        def ends(depth: int) -> list[float]:
             with ThreadPoolExecutor(depth) as pool:
-                took = pool.map(lambda s: _reads(reader, s, places, size, part_s), slots[:depth])
-                return [read_s for each in took for read_s in each]
+                each = pool.map(lambda s: _reads(reader, s, places, size, part_s), slots[:depth])
+                (began, *ended), *others = each
+            return sorted(chain((began,), ended, *(ended for _, *ended in others)))
 
-        took = {depth: reads(depth) for depth in depths}
-    typical = {depth: median(each) for depth, each in took.items()}
-    late = [s - typical[depth] for depth, each in took.items() for s in each if s > typical[depth]]
-    steady_s = sum(typical[depth] * len(each) for depth, each in took.items())
-    busy = min(1.0, steady_s / sum(map(sum, took.values())))
+        times = {depth: ends(depth) for depth in depths}
+    finally:
+        with suppress(BufferError):  # the traceback of a failed read may hold some of it
+            arena.close()
+    spans = {depth: _spans(each, depth) for depth, each in times.items()}
+    typical_s = {depth: median(each) for depth, each in spans.items()}
+    steady_s = sum(typical_s[d] / d * (len(each) - 1) for d, each in times.items())
+    late_s = [s - typical_s[d] for d, each in spans.items() for s in each if s > typical_s[d]]
+    busy = min(1.0, steady_s / sum(each[-1] - each[0] for each in times.values()))
     payload_bytes = min(size, reader.file_bytes)
     return Disk(
-        {depth: busy * depth * payload_bytes / read_s for depth, read_s in typical.items()},
-        latency_s,
+        {depth: busy * depth * payload_bytes / span_s for depth, span_s in typical_s.items()},
+        min(_spans(short)),
         busy,
-        sum(s * s for s in late) / sum(late) if late else 0.0,
+        sum(s * s for s in late_s) / sum(late_s) if late_s else 0.0,
     )
 
 
@@ -97,12 +103,17 @@ def _reads(
     seconds: float,
     most: int | None = None,
 ) -> list[float]:
-    """How long each read took, one after the other for `seconds` or at most `most` of them."""
-    took: list[float] = []
+    """Read piece after piece for `seconds`, or at most `most`: the time at the beginning, and after
+    each.
+    """
+    times = [time.perf_counter()]
     with memory.view() as view:
-        began = now = time.perf_counter()
-        while not took or (now - began < seconds and len(took) != most):
+        while len(times) == 1 or (times[-1] - times[0] < seconds and len(times) - 1 != most):
             reader.read(next(places), min(size, reader.file_bytes), view)
-            before, now = now, time.perf_counter()
-            took.append(now - before)
-    return took
+            times.append(time.perf_counter())
+    return times
+
+
+def _spans(times: Sequence[float], reads: int = 1) -> list[float]:
+    """How long so many reads took, from every time on."""
+    return [end - begin for begin, end in zip(times, times[reads:], strict=False)]
