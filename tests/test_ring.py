@@ -23,6 +23,7 @@ from flexinfer.planner.ring import MAX_SLOTS, MIN_SLOTS, RingPlan, choose_slots,
 from flexinfer.units import MiB
 
 EVEN, LATE, ALTERNATING = [100] * 8, [0] * 4 + [200] * 4, [0, 200] * 4
+EARLY, MIDDLE, UNEVEN = LATE[::-1], LATE[2:] + LATE[:2], [0, 300, 0, 0, 100, 50, 350, 0]
 STEADY = Disk({1: 100})
 PAUSING = Disk({1: 100}, busy=0.5, pause_s=1)  # a second at 200 bytes/s, a second of nothing
 
@@ -90,19 +91,20 @@ def test_a_ring_of_few_slots_keeps_fewer_reads_in_flight() -> None:
     assert [ring(slots, depth=4).threads for slots in (1, 3, 9)] == [1, 3, 4]
 
 
-def test_many_sweeps_are_as_long_as_the_one_that_is_followed() -> None:
-    """The same recursion from an empty ring, for as many sweeps as it takes."""
+@pytest.mark.parametrize("streamed", [LATE, EARLY, MIDDLE, UNEVEN])
+def test_every_sweep_is_as_long_as_the_second(streamed: list[int]) -> None:
+    """The same recursion, for as many sweeps as it takes."""
     for compute_s in (0.5, 0.99, 1.01, 1.5):
         for carry in range(0, 1000, 50):
             ahead, ends = 0.0, [0.0]
             for _ in range(200):
                 seconds = 0.0
-                for needed in LATE:
+                for needed in streamed:
                     took = max(compute_s, (needed - ahead) / 100)
                     ahead = min(carry, ahead + 100 * took - needed)
                     seconds += took
                 ends.append(ends[-1] + seconds)
-            found = sweep_seconds([compute_s] * 8, LATE, STEADY, ring(2 + carry // 50, 50))
+            found = sweep_seconds([compute_s] * 8, streamed, STEADY, ring(2 + carry // 50, 50))
             assert found == pytest.approx(ends[-1] - ends[-2])
 
 

@@ -93,9 +93,9 @@ def sweep_seconds(
     if not ring.in_flight:
         return total_s + total_bytes / disk.at(1)
     rate, carry = disk.at(ring.in_flight), float(ring.carry_bytes)
-    # The ring is empty at some point of every sweep where reading is slower, else full at some
-    # point; from there on all sweeps are alike. So a first one leads in, the second one counts.
-    ahead = 0.0 if total_bytes > rate * total_s else carry
+    # A first sweep finds an empty ring. What it stalls for at its worst point, those after it have
+    # ahead by then, or else stall for again: from the second on all take as long.
+    ahead = 0.0
     for _ in range(2):
         seconds = 0.0
         for stage_s, needed in zip(compute_s, streamed_bytes, strict=True):
