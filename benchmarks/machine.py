@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flexinfer.memory.arena import Arena
+from flexinfer.streaming.probe import DEPTHS
 from flexinfer.streaming.reader import Reader
 from flexinfer.units import MiB
 
@@ -122,13 +123,15 @@ def bare_read(path: Path, offset_bytes: int, size_bytes: int, threads: int = 2) 
 
 
 def bare_bandwidth(path: Path, size_bytes: int = 1 << 30, offset_bytes: int = 0) -> float:
-    """Bytes/s of bare direct reads into memory that has been touched before.
+    """Bytes/s of bare direct reads into memory that has been touched before, as many at once as an
+    engine has at most.
 
     They begin at `offset_bytes`, whole turns of the file taken off, and go on at its start.
     """
     with closing(Reader(path)) as reader, closing(Arena(64 * MiB)) as arena:
         region = arena.take(64 * MiB, 4096)
-        slots = [region.part(i * PIECE_BYTES, PIECE_BYTES) for i in range(8)]
+        threads = max(DEPTHS)
+        slots = [region.part(i * PIECE_BYTES, PIECE_BYTES) for i in range(2 * threads)]
         file_bytes = path.stat().st_size // PIECE_BYTES * PIECE_BYTES
         total = min(size_bytes // PIECE_BYTES * PIECE_BYTES, file_bytes)
         first = offset_bytes // PIECE_BYTES * PIECE_BYTES
@@ -146,7 +149,7 @@ def bare_bandwidth(path: Path, size_bytes: int = 1 << 30, offset_bytes: int = 0)
 
         for slot in slots:
             slot.view()[:] = bytes(PIECE_BYTES)
-        workers = [threading.Thread(target=work, args=(slots[i::2],)) for i in range(2)]
+        workers = [threading.Thread(target=work, args=(slots[i::threads],)) for i in range(threads)]
         began = time.perf_counter()
         for worker in workers:
             worker.start()

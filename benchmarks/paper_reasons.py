@@ -58,8 +58,8 @@ def _overlap(found: Cells) -> str:
         f"{ASYNC_LITTLE[0]:.2f}–{ASYNC_LITTLE[1]:.2f} and {ASYNC_MORE[0]:.2f} or more of the "
         "larger (beyond 100 % overlap alone cannot go: there the reader itself became faster). "
         f"Here it is {span(shares, '.3f')}, so overlap can give {percents(ends(shares))}. A "
-        f"reader with one request at a time got {span(rates, '.2f')} of the bare bandwidth of two "
-        f"threads; with that the formulas give {percents(ends(own))} for balanced layers. "
+        f"reader with one request at a time got {span(rates, '.2f')} of the bare bandwidth of "
+        f"several; with that the formulas give {percents(ends(own))} for balanced layers. "
         f"Measured: {percents(ends(gains))}."
     )
 
