@@ -1,8 +1,9 @@
 // The paged KV cache of one layer and attention over it.
 //
 // A page holds 64 positions of one layer: first K as [kv_head][head_dim][64] (positions are lanes: a vector load gives
-// the same element of 16 keys), then V as [kv_head][64][head_dim], in float16 or float32. The page of a position is
-// table[position / 64], so sequences may share one pool of pages and a page may lie anywhere in it.
+// the same element of 16 keys), then V as [kv_head][64][head_dim]. In Q8_0 each head's values are int8, and behind them
+// lie the scales of its blocks, 32 elements of one position each, float16 [head_dim / 32][64]. The page of a position
+// is table[position / 64], so sequences may share one pool of pages and a page may lie anywhere in it.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +13,9 @@ namespace flexinfer {
 
 constexpr int64_t kMaxHeadDim = 512;
 constexpr int64_t kPageTokens = 64;  // also the tile of attention: one update of the running softmax per page
+constexpr int64_t kKvBlock = 32;     // values to a scale in Q8_0
+
+enum class KvType : int { kF32 = 0, kF16 = 1, kQ8_0 = 8 };  // ggml's ids
 
 struct KvPages {
   std::byte* first;            // this layer's part of page 0
@@ -19,11 +23,15 @@ struct KvPages {
   const int32_t* table;        // page numbers, in order of position
   int64_t kv_heads;
   int64_t head_dim;
-  int64_t value_bytes;         // 2: float16, 4: float32
+  KvType type;                 // Q8_0: head_dim is a multiple of kKvBlock
 
   // Always inlined: kernels of several instruction sets use these, and must not share one compiled copy.
-  [[gnu::always_inline]] int64_t half_bytes() const { return kv_heads * head_dim * kPageTokens * value_bytes; }
-  [[gnu::always_inline]] int64_t head_bytes() const { return head_dim * kPageTokens * value_bytes; }
+  [[gnu::always_inline]] int64_t half_bytes() const { return kv_heads * head_bytes(); }
+  [[gnu::always_inline]] int64_t head_bytes() const {
+    const int64_t values = head_dim * kPageTokens;
+    if (type == KvType::kQ8_0) return values + values / kKvBlock * static_cast<int64_t>(sizeof(uint16_t));
+    return values * (type == KvType::kF16 ? 2 : 4);
+  }
   [[gnu::always_inline]] std::byte* keys(int64_t page_of_sequence, int64_t kv_head) const {
     return first + table[page_of_sequence] * page_stride_bytes + kv_head * head_bytes();
   }

@@ -13,14 +13,10 @@
 #include <type_traits>
 
 #include "attention.h"
+#include "kv_types.h"
 #include "math.h"
 
 namespace flexinfer::FI_NS {
-
-static inline f32x16 load_values(const float* values) { return load(values); }
-static inline f32x16 load_values(const uint16_t* values) { return load_f16(values); }
-static inline void store_values(float* values, f32x16 x) { store(values, x); }
-static inline void store_values(uint16_t* values, f32x16 x) { store_f16(values, x); }
 
 constexpr int kQueryBlock = 6;   // with kVectorBlock: the accumulators that 32 vector registers hold
 constexpr int kVectorBlock = 4;
@@ -33,23 +29,23 @@ static inline int64_t round_up_lanes(int64_t n) { return (n + kLanes - 1) / kLan
 // c[i][:] = c[i][:] * factor[i] + sum over k, ascending, of a[i][k] * b[k][:], for kQueries rows of kVectors vectors.
 // With factor == nullptr c is only written. Row k of `ahead`, 64 values wide, is prefetched meanwhile, if given
 // (to the second level: a tile is too much for the first, which cost a third of the bandwidth).
-template <int kQueries, int kVectors, class Value>
-static inline void multiply_block(const float* a, int64_t a_stride, const Value* b, int64_t b_stride, int64_t depth,
-                                  const float* factor, float* c, int64_t c_stride, const Value* ahead) {
+template <int kQueries, int kVectors, class Tile>
+static inline void multiply_block(const float* a, int64_t a_stride, const Tile& b, int64_t depth, const float* factor,
+                                  float* c, int64_t c_stride, const typename Tile::Value* ahead) {
   f32x16 sum[kQueries][kVectors];
   for (int i = 0; i < kQueries; ++i)
     for (int v = 0; v < kVectors; ++v)
       sum[i][v] = factor ? mul(load(c + i * c_stride + v * kLanes), set1(factor[i])) : set1(0.0f);
   const auto step = [&](int64_t k) {
     f32x16 row[kVectors];
-    for (int v = 0; v < kVectors; ++v) row[v] = load_values(b + k * b_stride + v * kLanes);
+    for (int v = 0; v < kVectors; ++v) row[v] = b.vector(k, v);
     for (int i = 0; i < kQueries; ++i) {
       const f32x16 x = set1(a[i * a_stride + k]);
       for (int v = 0; v < kVectors; ++v) sum[i][v] = fma(x, row[v], sum[i][v]);
     }
   };
   if (ahead) {
-    constexpr int64_t kLineValues = 64 / sizeof(Value);
+    constexpr int64_t kLineValues = 64 / sizeof(typename Tile::Value);
     for (int64_t k = 0; k < depth; ++k) {
       for (int64_t i = 0; i < kPageTokens; i += kLineValues) prefetch(ahead + k * kPageTokens + i);
       step(k);
@@ -62,11 +58,11 @@ static inline void multiply_block(const float* a, int64_t a_stride, const Value*
 }
 
 // The same for any number of rows, in blocks as even as can be.
-template <int kVectors, class Value>
-static inline void multiply_rows(int64_t rows, const float* a, int64_t a_stride, const Value* b, int64_t b_stride,
-                                 int64_t depth, const float* factor, float* c, int64_t c_stride, const Value* ahead) {
+template <int kVectors, class Tile>
+static inline void multiply_rows(int64_t rows, const float* a, int64_t a_stride, const Tile& b, int64_t depth,
+                                 const float* factor, float* c, int64_t c_stride, const typename Tile::Value* ahead) {
   const auto block = [&]<int kQueries>() {
-    multiply_block<kQueries, kVectors>(a, a_stride, b, b_stride, depth, factor, c, c_stride, ahead);
+    multiply_block<kQueries, kVectors>(a, a_stride, b, depth, factor, c, c_stride, ahead);
     a += kQueries * a_stride;
     c += kQueries * c_stride;
     if (factor) factor += kQueries;
@@ -87,11 +83,6 @@ static inline void multiply_rows(int64_t rows, const float* a, int64_t a_stride,
 }
 static_assert(kQueryBlock == 6);
 
-template <class Value>
-static inline void widen(const Value* from, int64_t count, float* to) {
-  for (int64_t i = 0; i < count; i += kLanes) store(to + i, load_values(from + i));
-}
-
 // Whole vectors: up to 15 elements more than `count`, which every part of the scratch has room for.
 static inline void fill(float* to, int64_t count, float value) {
   for (int64_t i = 0; i < count; i += kLanes) store(to + i, set1(value));
@@ -106,7 +97,7 @@ struct AttentionScratch {
   float* sum;         // [queries]
   float* tile_sum;    // [queries]
   float* correction;  // [queries]
-  float* keys;        // a tile of one kv head as float32
+  float* keys;        // a tile of one kv head as float32, or its scales alone
   float* values;      // the same, and a vector more: the last row's padding reads past it
   float* end;
 
@@ -194,12 +185,12 @@ static inline void attend_as(const Attention& args, const AttentionTask& task, v
   fill(s.correction, queries, 0.0f);
   fill(s.values + kPageTokens * dim, kLanes, 0.0f);
 
-  const auto weigh = [&](const auto* values, int64_t low, int64_t high, const auto* ahead) {
+  const auto weigh = [&](const auto& values, int64_t low, int64_t high, const auto* ahead) {
     int64_t d = 0;
     const auto columns = [&]<int kVectors>() {
       for (; d + kVectors * kLanes <= padded; d += kVectors * kLanes)
-        multiply_rows<kVectors>(queries, s.scores + low, kPageTokens, values + low * dim + d, dim, high - low,
-                                s.correction, s.out + d, padded, ahead ? ahead + d * kPageTokens : ahead);
+        multiply_rows<kVectors>(queries, s.scores + low, kPageTokens, values.from(low, d), high - low, s.correction,
+                                s.out + d, padded, ahead ? ahead + d * kPageTokens : ahead);
     };
     columns.template operator()<kVectorBlock>();
     columns.template operator()<1>();
@@ -211,13 +202,15 @@ static inline void attend_as(const Attention& args, const AttentionTask& task, v
     const int64_t begin = tile * kPageTokens;
     const Value* keys = tile_keys(tile);
     const Value* values = reinterpret_cast<const Value*>(args.kv.values(tile, kv_head));
+    const float* const none = nullptr;
     if (copies) {
-      widen(keys, kPageTokens * dim, s.keys);
-      widen(values, kPageTokens * dim, s.values);
-      const float* const none = nullptr;
-      multiply_rows<kVectorBlock>(queries, s.q, dim, s.keys, kPageTokens, dim, nullptr, s.scores, kPageTokens, none);
+      widen_keys(keys, dim, s.keys);
+      widen_values(values, dim, s.values);
+      multiply_rows<kVectorBlock>(queries, s.q, dim, Floats<float>{s.keys, kPageTokens}, dim, none, s.scores,
+                                  kPageTokens, none);
     } else {
-      multiply_rows<kVectorBlock>(queries, s.q, dim, keys, kPageTokens, dim, nullptr, s.scores, kPageTokens, values);
+      multiply_rows<kVectorBlock>(queries, s.q, dim, keys_of(keys, dim, s.keys), dim, none, s.scores, kPageTokens,
+                                  values);
     }
     for (int64_t i = 0; i < queries; ++i) {
       const int64_t position = first_position + i / task.heads;
@@ -234,9 +227,9 @@ static inline void attend_as(const Attention& args, const AttentionTask& task, v
     const int64_t low = most(lowest(first_position) - begin, 0);
     const int64_t high = least(last_position + 1 - begin, kPageTokens);
     if (copies)
-      weigh(s.values, low, high, static_cast<const float*>(nullptr));
+      weigh(Floats<float>{s.values, dim}, low, high, none);
     else
-      weigh(values, low, high, tile < last_tile ? tile_keys(tile + 1) : nullptr);
+      weigh(values_of(values, dim, s.values), low, high, tile < last_tile ? tile_keys(tile + 1) : nullptr);
   }
 
   for (int64_t i = 0; i < queries; ++i) {
@@ -250,39 +243,11 @@ static inline void attend_as(const Attention& args, const AttentionTask& task, v
 }
 
 static inline void attend(const Attention& args, const AttentionTask& task, void* scratch) {
-  if (args.kv.value_bytes == 2)
-    attend_as<uint16_t>(args, task, scratch);
-  else
-    attend_as<float>(args, task, scratch);
-}
-
-template <class Value>
-static inline void append_as(const KvPages& kv, const float* k, int64_t k_stride, const float* v, int64_t v_stride,
-                             int64_t tokens, int64_t start, int64_t kv_head) {
-  alignas(64) float wide[kMaxHeadDim] = {};
-  alignas(64) Value rounded[kMaxHeadDim];
-  const auto round = [&](const float* row) {
-    std::memcpy(wide, row + kv_head * kv.head_dim, kv.head_dim * sizeof(float));
-    for (int64_t d = 0; d < kv.head_dim; d += kLanes) store_values(rounded + d, load(wide + d));
-  };
-  for (int64_t token = 0; token < tokens; ++token) {
-    const int64_t page = (start + token) / kPageTokens;
-    const int64_t lane = (start + token) % kPageTokens;
-    Value* const keys = reinterpret_cast<Value*>(kv.keys(page, kv_head));
-    Value* const values = reinterpret_cast<Value*>(kv.values(page, kv_head));
-    round(k + token * k_stride);
-    for (int64_t d = 0; d < kv.head_dim; ++d) keys[d * kPageTokens + lane] = rounded[d];
-    round(v + token * v_stride);
-    std::memcpy(values + lane * kv.head_dim, rounded, kv.head_dim * sizeof(Value));
+  switch (args.kv.type) {
+    case KvType::kF32: return attend_as<float>(args, task, scratch);
+    case KvType::kF16: return attend_as<uint16_t>(args, task, scratch);
+    case KvType::kQ8_0: return attend_as<int8_t>(args, task, scratch);
   }
-}
-
-static inline void append(const KvPages& kv, const float* k, int64_t k_stride, const float* v, int64_t v_stride,
-                          int64_t tokens, int64_t start, int64_t kv_head) {
-  if (kv.value_bytes == 2)
-    append_as<uint16_t>(kv, k, k_stride, v, v_stride, tokens, start, kv_head);
-  else
-    append_as<float>(kv, k, k_stride, v, v_stride, tokens, start, kv_head);
 }
 
 static constexpr AttentionKernels kAttentionKernels{attention_scratch_bytes, attend, append};

@@ -107,24 +107,32 @@ void bind_exp(Context& context, const Matrix& x) {
   exp_rows(context, in_place);
 }
 
-void require_kv_shape(int64_t kv_heads, int64_t head_dim, int64_t value_bytes) {
+KvType kv_type_of(int64_t type_id) {
+  for (const KvType type : {KvType::kF32, KvType::kF16, KvType::kQ8_0})
+    if (static_cast<int64_t>(type) == type_id) return type;
+  refuse("type_id is " + std::to_string(type_id) + ", must be 0 (F32), 1 (F16) or 8 (Q8_0)");
+}
+
+void require_kv_shape(int64_t kv_heads, int64_t head_dim, KvType type) {
   require_at_least("kv_heads", kv_heads, 1);
   if (head_dim < 2 || head_dim > kMaxHeadDim || head_dim % 2 != 0)
     refuse("head_dim is " + std::to_string(head_dim) + ", must be even, from 2 to " + std::to_string(kMaxHeadDim));
-  if (value_bytes != 2 && value_bytes != 4)
-    refuse("value_bytes is " + std::to_string(value_bytes) + ", must be 2 (float16) or 4 (float32)");
+  if (type == KvType::kQ8_0 && head_dim % kKvBlock != 0)
+    refuse("head_dim is " + std::to_string(head_dim) + ", must be a multiple of " + std::to_string(kKvBlock) +
+           " in Q8_0");
 }
 
-int64_t bind_kv_page_bytes(int64_t kv_heads, int64_t head_dim, int64_t value_bytes) {
-  require_kv_shape(kv_heads, head_dim, value_bytes);
-  return 2 * KvPages{nullptr, 0, nullptr, kv_heads, head_dim, value_bytes}.half_bytes();
+int64_t bind_kv_page_bytes(int64_t kv_heads, int64_t head_dim, int64_t type_id) {
+  const KvType type = kv_type_of(type_id);
+  require_kv_shape(kv_heads, head_dim, type);
+  return 2 * KvPages{nullptr, 0, nullptr, kv_heads, head_dim, type}.half_bytes();
 }
 
 KvPages pages_of(uintptr_t pages, int64_t page_stride_bytes, const Ints& table, int64_t start, int64_t tokens,
-                 int64_t kv_heads, int64_t head_dim, int64_t value_bytes) {
-  require_kv_shape(kv_heads, head_dim, value_bytes);
-  const KvPages kv{reinterpret_cast<std::byte*>(pages), page_stride_bytes, table.data(), kv_heads, head_dim,
-                   value_bytes};
+                 int64_t kv_heads, int64_t head_dim, int64_t type_id) {
+  const KvType type = kv_type_of(type_id);
+  require_kv_shape(kv_heads, head_dim, type);
+  const KvPages kv{reinterpret_cast<std::byte*>(pages), page_stride_bytes, table.data(), kv_heads, head_dim, type};
   require_at_least("page_stride_bytes", page_stride_bytes, 2 * kv.half_bytes());
   require_at_least("start", start, 0);
   const int64_t needed = start / kPageTokens + (start % kPageTokens + tokens + kPageTokens - 1) / kPageTokens;
@@ -135,9 +143,9 @@ KvPages pages_of(uintptr_t pages, int64_t page_stride_bytes, const Ints& table, 
 
 void bind_kv_append(Context& context, const ConstMatrix& k, const ConstMatrix& v, uintptr_t pages,
                     int64_t page_stride_bytes, const Ints& table, int64_t start, int64_t kv_heads, int64_t head_dim,
-                    int64_t value_bytes) {
+                    int64_t type_id) {
   const Rows keys = rows_of("k", k), values = rows_of("v", v);
-  const KvPages kv = pages_of(pages, page_stride_bytes, table, start, keys.rows, kv_heads, head_dim, value_bytes);
+  const KvPages kv = pages_of(pages, page_stride_bytes, table, start, keys.rows, kv_heads, head_dim, type_id);
   require_equal("width of k", keys.width, kv_heads * head_dim);
   require_same_shape("v", values, keys);
   nb::gil_scoped_release release;
@@ -146,9 +154,9 @@ void bind_kv_append(Context& context, const ConstMatrix& k, const ConstMatrix& v
 
 void bind_attention(Context& context, const ConstMatrix& q, const Matrix& out, uintptr_t pages,
                     int64_t page_stride_bytes, const Ints& table, int64_t start, int64_t heads, int64_t kv_heads,
-                    int64_t head_dim, int64_t value_bytes, float scale, int64_t window, float softcap) {
+                    int64_t head_dim, int64_t type_id, float scale, int64_t window, float softcap) {
   const Rows from = rows_of("q", q), to = rows_of("out", out);
-  const KvPages kv = pages_of(pages, page_stride_bytes, table, start, from.rows, kv_heads, head_dim, value_bytes);
+  const KvPages kv = pages_of(pages, page_stride_bytes, table, start, from.rows, kv_heads, head_dim, type_id);
   require_equal("width of q", from.width, heads * head_dim);
   require_same_shape("out", to, from);
   if (heads < kv_heads || heads % kv_heads != 0)
@@ -184,14 +192,14 @@ void bind_ops(nb::module_& m) {
   m.def("exp", &bind_exp, "ctx"_a, "x"_a.noconvert(), "x = exp(x) in place: the exponential that attention uses.");
 
   m.attr("KV_PAGE_TOKENS") = kPageTokens;
-  m.def("kv_page_bytes", &bind_kv_page_bytes, "kv_heads"_a, "head_dim"_a, "value_bytes"_a,
+  m.def("kv_page_bytes", &bind_kv_page_bytes, "kv_heads"_a, "head_dim"_a, "type_id"_a,
         "Bytes of one layer's part of a page of KV_PAGE_TOKENS positions: keys and values.");
   m.def("kv_append", &bind_kv_append, "ctx"_a, "k"_a.noconvert(), "v"_a.noconvert(), "pages"_a, "page_stride_bytes"_a,
-        "table"_a.noconvert(), "start"_a, "kv_heads"_a, "head_dim"_a, "value_bytes"_a,
+        "table"_a.noconvert(), "start"_a, "kv_heads"_a, "head_dim"_a, "type_id"_a,
         "Writes the keys and values of n tokens to the positions start .. start + n - 1, rounded to the cache's type.");
   m.def("attention", &bind_attention, "ctx"_a, "q"_a.noconvert(), "out"_a.noconvert(), "pages"_a,
         "page_stride_bytes"_a, "table"_a.noconvert(), "start"_a, "heads"_a, "kv_heads"_a, "head_dim"_a,
-        "value_bytes"_a, "scale"_a, "window"_a = 0, "softcap"_a = 0.0f,
+        "type_id"_a, "scale"_a, "window"_a = 0, "softcap"_a = 0.0f,
         "Attention of n tokens at the positions start .. over the cache, which holds their own keys already.");
 }
 

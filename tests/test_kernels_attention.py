@@ -1,129 +1,21 @@
-"""The paged cache and attention against float64, and equal bit for bit however the work is cut."""
+"""Attention over the paged cache against float64, and equal bit for bit however the work is cut."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from attention_tools import ISAS, PAGE, TYPE_IDS, Array, Cache, Case, cached, pages, run
 
 from flexinfer import _kernels
-
-Array = np.ndarray[Any, Any]
-ISAS = _kernels.available_isas()
-PAGE = _kernels.KV_PAGE_TOKENS
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 64
-    value_bytes: int = 2
-    window: int = 0
-    softcap: float = 0.0
-    tokens: int = 150
-    magnitude: float = 1.0  # of q: the scores' standard deviation
-
-    @property
-    def dtype(self) -> type[np.floating[Any]]:
-        return np.float16 if self.value_bytes == 2 else np.float32
-
-    @property
-    def scale(self) -> float:
-        return float(self.head_dim**-0.5)
-
-    def inputs(self) -> tuple[Array, Array, Array]:
-        rng = np.random.default_rng(7)
-
-        def normal(heads: int) -> Array:
-            return rng.standard_normal((self.tokens, heads * self.head_dim), dtype=np.float32)
-
-        q = normal(self.heads) * np.float32(self.magnitude)
-        return q, normal(self.kv_heads), normal(self.kv_heads)
-
-
-class Cache:
-    """Pages in memory of their own, NaN wherever nothing was written, with gaps between them."""
-
-    def __init__(self, case: Case, table: Iterable[int], gap_bytes: int = 0) -> None:
-        self.case = case
-        self.table = np.array(list(table), np.int32)
-        self.page_bytes = _kernels.kv_page_bytes(case.kv_heads, case.head_dim, case.value_bytes)
-        self.stride = self.page_bytes + gap_bytes
-        self.memory = np.full((int(self.table.max()) + 1, self.stride), 0xFF, np.uint8)
-
-    def append(self, ctx: _kernels.Context, k: Array, v: Array, start: int) -> None:
-        _kernels.kv_append(
-            ctx,
-            k,
-            v,
-            self.memory.ctypes.data,
-            self.stride,
-            self.table,
-            start,
-            self.case.kv_heads,
-            self.case.head_dim,
-            self.case.value_bytes,
-        )
-
-    def attend(self, ctx: _kernels.Context, q: Array, start: int) -> Array:
-        case = self.case
-        out = np.full_like(q, np.nan)
-        _kernels.attention(
-            ctx,
-            q,
-            out,
-            self.memory.ctypes.data,
-            self.stride,
-            self.table,
-            start,
-            case.heads,
-            case.kv_heads,
-            case.head_dim,
-            case.value_bytes,
-            case.scale,
-            case.window,
-            case.softcap,
-        )
-        return out
-
-    def page(self, number: int) -> tuple[Array, Array]:
-        """K as [kv_head, head_dim, 64] and V as [kv_head, 64, head_dim]."""
-        case = self.case
-        values = self.memory[number, : self.page_bytes].view(case.dtype)
-        k, v = values.reshape(2, -1)
-        return (
-            k.reshape(case.kv_heads, case.head_dim, PAGE),
-            v.reshape(case.kv_heads, PAGE, case.head_dim),
-        )
-
-
-def pages(case: Case) -> int:
-    return -(-case.tokens // PAGE)
-
-
-def run(case: Case, ctx: _kernels.Context, chunk: int, table: Iterable[int] | None = None) -> Array:
-    """All of the case's tokens, `chunk` at a time."""
-    q, k, v = case.inputs()
-    cache = Cache(case, range(pages(case)) if table is None else table)
-    parts = []
-    for start in range(0, case.tokens, chunk):
-        rows = slice(start, start + chunk)
-        cache.append(ctx, k[rows], v[rows], start)
-        parts.append(cache.attend(ctx, q[rows], start))
-    return np.concatenate(parts)
 
 
 def reference(case: Case) -> Array:
     """The definition, in float64, with no tiles and no running softmax."""
-    q, k, v = (x.astype(np.float64) for x in case.inputs())
+    q, k, v = case.inputs()
     group = case.heads // case.kv_heads
-    q = q.reshape(case.tokens, case.heads, case.head_dim)
-    k, v = (
-        x.astype(case.dtype).astype(np.float64).reshape(case.tokens, case.kv_heads, case.head_dim)
-        for x in (k, v)
-    )
+    q = q.astype(np.float64).reshape(case.tokens, case.heads, case.head_dim)
+    k, v = cached(case, k), cached(case, v)
     position = np.arange(case.tokens)
     seen = position[None, :] <= position[:, None]
     if case.window:
@@ -141,9 +33,9 @@ def reference(case: Case) -> Array:
 
 CASES = [
     Case(),
-    Case(value_bytes=4),
+    Case(kv_type="f32"),
     Case(heads=3, kv_heads=3, head_dim=20),
-    Case(heads=3, kv_heads=1, head_dim=20, value_bytes=4),
+    Case(heads=3, kv_heads=1, head_dim=20, kv_type="f32"),
     Case(heads=9, kv_heads=3, head_dim=96),
     Case(heads=8, kv_heads=1, head_dim=128),
     Case(heads=2, kv_heads=2, head_dim=256, tokens=70),
@@ -154,13 +46,24 @@ CASES = [
     Case(window=1),
     Case(window=PAGE),
     Case(window=PAGE + 1),
-    Case(window=100, value_bytes=4),
+    Case(window=100, kv_type="f32"),
     Case(softcap=5.0),
     Case(softcap=20.0, window=40, magnitude=30.0),
     Case(magnitude=200.0),
-    Case(magnitude=3000.0, value_bytes=4),
+    Case(magnitude=3000.0, kv_type="f32"),
     Case(tokens=1),
     Case(tokens=PAGE),
+    Case(kv_type="q8_0"),
+    Case(heads=9, kv_heads=3, head_dim=96, kv_type="q8_0"),
+    Case(heads=8, kv_heads=1, head_dim=128, kv_type="q8_0"),
+    Case(heads=1, kv_heads=1, head_dim=32, kv_type="q8_0", tokens=65),
+    Case(heads=2, kv_heads=1, head_dim=512, kv_type="q8_0", tokens=66),
+    Case(heads=50, kv_heads=1, head_dim=32, kv_type="q8_0", tokens=40),
+    Case(heads=4, kv_heads=1, head_dim=256, kv_type="q8_0", window=33, tokens=100),
+    Case(window=PAGE + 1, kv_type="q8_0"),
+    Case(softcap=20.0, window=40, magnitude=30.0, kv_type="q8_0"),
+    Case(magnitude=3000.0, kv_type="q8_0"),
+    Case(tokens=1, kv_type="q8_0"),
 ]
 
 
@@ -193,46 +96,27 @@ def test_same_bits_on_every_instruction_set(case: Case, isa: str) -> None:
 
 
 @pytest.mark.parametrize("window", [10, PAGE, 3 * PAGE + 5])
-@pytest.mark.parametrize("value_bytes", [2, 4])
-def test_what_a_window_no_longer_sees_may_be_gone(window: int, value_bytes: int) -> None:
-    case = Case(tokens=5 * PAGE + 20, window=window, value_bytes=value_bytes)
+@pytest.mark.parametrize("kv_type", TYPE_IDS)
+def test_what_a_window_no_longer_sees_may_be_gone(window: int, kv_type: str) -> None:
+    case = Case(tokens=5 * PAGE + 20, window=window, kv_type=kv_type)
     ctx = _kernels.Context(2)
     q, k, v = case.inputs()
     cache = Cache(case, range(pages(case)))
     cache.append(ctx, k, v, 0)
-    start = case.tokens - 3
-    expected = cache.attend(ctx, q[start:], start)
-    first_seen = start - window + 1
-    for position in range(first_seen):
-        keys, values = cache.page(position // PAGE)
-        keys[:, :, position % PAGE] = np.nan
-        values[:, position % PAGE] = np.nan
-    assert cache.attend(ctx, q[start:], start).tobytes() == expected.tobytes()
-    assert np.isfinite(expected).all()
-
-
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("case", [Case(), Case(value_bytes=4), Case(head_dim=20)], ids=str)
-def test_pages_hold_rounded_values_in_their_layout(case: Case, isa: str) -> None:
-    _, k, v = case.inputs()
-    k[3, :4] = 65519.0, 65520.0, 2.0**-25, 1 + 2.0**-11  # the last finite, overflow, ties to even
-    cache = Cache(case, [4, 0, 2], gap_bytes=64)
-    ctx = _kernels.Context(2, isa)
-    cache.append(ctx, k[:70], v[:70], 0)
-    cache.append(ctx, k[70:], v[70:], 70)
-    with np.errstate(over="ignore"):
-        k, v = (
-            x.astype(case.dtype).reshape(case.tokens, case.kv_heads, case.head_dim) for x in (k, v)
-        )
-    for position in range(case.tokens):
-        keys, values = cache.page(int(cache.table[position // PAGE]))
-        assert keys[:, :, position % PAGE].tobytes() == k[position].tobytes()
-        assert values[:, position % PAGE].tobytes() == v[position].tobytes()
-    keys, values = cache.page(2)  # positions 128 .. 149: nothing is written after them,
-    written = case.tokens - 2 * PAGE
-    assert np.isnan(keys[:, :, written:]).all() and np.isnan(values[:, written:]).all()
-    assert (cache.memory[:, cache.page_bytes :] == 0xFF).all()  # nor between pages,
-    assert (cache.memory[[1, 3]] == 0xFF).all()  # nor to pages that are not in the table
+    starts = (case.tokens - 3, case.tokens - 50)  # few queries and many: each way to read the cache
+    expected = [cache.attend(ctx, q[start:], start) for start in starts]
+    for position in range(starts[1] - window + 1):
+        page, lane = position // PAGE, position % PAGE
+        if kv_type == "q8_0":
+            keys, key_scales, values, value_scales = cache.blocks(page)
+            keys[:, :, lane], values[:, lane] = 77, 77
+            key_scales[:, :, lane], value_scales[:, :, lane] = np.nan, np.nan
+        else:
+            keys, values = cache.page(page)
+            keys[:, :, lane], values[:, lane] = np.nan, np.nan
+    for start, before in zip(starts, expected, strict=True):
+        assert cache.attend(ctx, q[start:], start).tobytes() == before.tobytes()
+        assert np.isfinite(before).all()
 
 
 def test_rows_may_be_strided() -> None:
@@ -272,13 +156,18 @@ def test_scratch_does_not_grow_with_the_context() -> None:
         ({"head_dim": 63}, "head_dim is 63"),
         ({"head_dim": 1024}, "head_dim is 1024"),
         ({"kv_heads": 0}, "kv_heads is 0"),
-        ({"value_bytes": 1}, "value_bytes is 1"),
+        ({"head_dim": 80, "kv_type": "q8_0"}, "head_dim is 80, must be a multiple of 32"),
     ],
 )
-def test_impossible_page_shapes_are_refused(change: dict[str, int], message: str) -> None:
+def test_impossible_page_shapes_are_refused(change: dict[str, Any], message: str) -> None:
     case = replace(Case(), **change)
     with pytest.raises(ValueError, match=message):
-        _kernels.kv_page_bytes(case.kv_heads, case.head_dim, case.value_bytes)
+        _kernels.kv_page_bytes(case.kv_heads, case.head_dim, case.type_id)
+
+
+def test_unknown_types_are_refused() -> None:
+    with pytest.raises(ValueError, match="type_id is 2, must be"):
+        _kernels.kv_page_bytes(2, 64, 2)
 
 
 def test_wrong_arguments_are_refused() -> None:

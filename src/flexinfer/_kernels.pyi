@@ -58,10 +58,10 @@ def softcap(ctx: Context, x: _Floats, cap: float) -> None:
 def exp(ctx: Context, x: _Floats) -> None:
     """x[n, d] = exp(x) in place: the exponential that attention uses."""
 
-def kv_page_bytes(kv_heads: int, head_dim: int, value_bytes: int) -> int:
+def kv_page_bytes(kv_heads: int, head_dim: int, type_id: int) -> int:
     """Bytes of one layer's part of a page of KV_PAGE_TOKENS positions, keys and values.
 
-    value_bytes is 2 (float16) or 4 (float32).
+    type_id is ggml's of F32, F16 or Q8_0, which rounds blocks of 32 values of a head.
     """
 
 def kv_append(
@@ -74,9 +74,13 @@ def kv_append(
     start: int,
     kv_heads: int,
     head_dim: int,
-    value_bytes: int,
+    type_id: int,
 ) -> None:
     """Write k and v[n, kv_heads * head_dim] to the positions start .., rounded to the cache's type.
+
+    Q8_0: scale = float16(absmax / 127), q = x / scale rounded half to even, at most 127. A block
+    that has an infinity or NaN, or 127 times float16's largest, makes every output that it reaches
+    NaN; below 2^-25 the scale is 0.
 
     `pages` is the address of the layer's part of page 0, table[position // 64] the page of a
     position. The caller vouches for the memory of every page in the table.
@@ -93,7 +97,7 @@ def attention(
     heads: int,
     kv_heads: int,
     head_dim: int,
-    value_bytes: int,
+    type_id: int,
     scale: float,
     window: int = 0,
     softcap: float = 0.0,

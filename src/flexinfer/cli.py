@@ -290,7 +290,12 @@ def _add_budget(parser: argparse.ArgumentParser, several: bool = False) -> None:
     parser.add_argument(
         "--threads", type=int, metavar="N", help="default: the processors available"
     )
-    parser.add_argument("--kv-type", default="f16", metavar="TYPE", help="f16 or f32, default: f16")
+    parser.add_argument(
+        "--kv-type",
+        default="f16",
+        metavar="TYPE",
+        help="of the KV cache: f16, f32, or q8_0, which takes about half of f16; default: f16",
+    )
     parser.add_argument(
         "--policy", default="rows", metavar="NAME", help="what to lock; default: rows"
     )

@@ -12,12 +12,13 @@ from flexinfer.commands.models import model_path
 from flexinfer.errors import FlexInferError
 from flexinfer.formats.checkpoint import Checkpoint
 from flexinfer.formats.open import open_checkpoint
+from flexinfer.formats.quants import BLOCK_TYPES
 from flexinfer.models.from_gguf import spec_from_gguf
 from flexinfer.models.spec import ModelSpec
 from flexinfer.models.weights import collect_weights
 from flexinfer.units import format_bytes
 
-KV_VALUE_BYTES = 2  # of the default --kv-type, f16
+KV_TYPE = BLOCK_TYPES[1]  # the default --kv-type, f16
 
 
 def info(args: argparse.Namespace, console: Console) -> int:
@@ -73,7 +74,7 @@ def describe(
             "context_tokens": spec.context_tokens,
             "window_tokens": min(windows, default=None),
             "tied_head": spec.tied_head,
-            "kv_bytes_per_token": spec.kv_bytes_per_token(KV_VALUE_BYTES),
+            "kv_bytes_per_token": spec.kv_bytes_per_token(KV_TYPE),
         }
     return facts
 

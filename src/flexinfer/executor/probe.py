@@ -22,7 +22,6 @@ from flexinfer.units import MiB
 COLUMNS = 4096
 TOKENS = 64
 ATTENTION_PAGES = 4  # a prompt of 256 tokens
-HALF_BYTES = 2
 MAX_READ_BYTES = 64 * MiB  # beyond the caches
 MIN_READ_BYTES = 4 * MiB
 
@@ -31,6 +30,7 @@ def probe(
     path: Path,
     types: Iterable[BlockType],
     spec: ModelSpec,
+    kv_type: BlockType,
     context: _kernels.Context,
     spare_bytes: int,
     request_bytes: int,
@@ -47,15 +47,15 @@ def probe(
         ctypes.memset(address, 1, read_bytes)  # untouched memory is one page of zeros, all in cache
         memory = _kernels.read_bandwidth(context, address, read_bytes, 2)
         kernels = {t.name: _rates(t, context, address, read_bytes, memory) for t in types}
-        attention = _attention_rate(spec, context, address, read_bytes)
+        attention = _attention_rate(spec, kv_type, context, address, read_bytes)
     return Hardware(disk, memory, attention, kernels)
 
 
 def _attention_rate(
-    spec: ModelSpec, context: _kernels.Context, address: int, memory_bytes: int
+    spec: ModelSpec, kv_type: BlockType, context: _kernels.Context, address: int, memory_bytes: int
 ) -> float:
     """Operations/s of a prompt's attention over one layer of the model, its cache at `address`."""
-    shape = (spec.heads, spec.kv_heads, spec.head_dim, HALF_BYTES)
+    shape = (spec.heads, spec.kv_heads, spec.head_dim, kv_type.ggml_id)
     page_bytes = _kernels.kv_page_bytes(*shape[1:])
     pages = max(1, min(ATTENTION_PAGES, memory_bytes // page_bytes))
     n = pages * _kernels.KV_PAGE_TOKENS

@@ -147,7 +147,7 @@ class Session:
         for layer in sizes.spec.layers:
             layers.append(address)
             address += page_bytes * sizes.kv_pages(layer.window_tokens, *tokens)
-        return Cache(tuple(layers), sizes.kinds, page_bytes, sizes.kv_value_bytes)
+        return Cache(tuple(layers), sizes.kinds, page_bytes, sizes.kv_block_type.ggml_id)
 
     def _workspace(self, sizes: Sizes) -> Workspace:
         tokens = self.plan.sweep_tokens

@@ -80,13 +80,15 @@ def plan_run(
         )
     check_reading(options.prefetch, options.prefetch_window, options.io_threads)
     context = kernel_context(options.threads or cpus_available())
-    workload = _workload(model, options, budget, prompt_tokens, new_tokens)
+    sizes = Sizes(model.spec, model.weights, options.kv_type)
+    workload = _workload(sizes, options.ctx, budget, prompt_tokens, new_tokens)
     types = dict.fromkeys(m.tensor.block_type for m in model.weights.matrices)
     largest = max((m.tensor for m in model.weights.matrices), key=lambda t: t.size_bytes)
     hardware = probe(
         largest.path,
         types,
         model.spec,
+        sizes.kv_block_type,
         context,
         usable_bytes(budget) - resident_bytes(),
         request_bytes(model.weights.matrices),
@@ -116,23 +118,23 @@ def plan_run(
 
 
 def _workload(
-    model: Model,
-    options: Options,
+    sizes: Sizes,
+    ctx: int | None,
     budget_bytes: int,
     prompt_tokens: int | None,
     new_tokens: int | None,
 ) -> Workload:
     """The context asked for, else what the work needs, at most what the model was trained for."""
-    trained = model.spec.context_tokens
-    if options.ctx is not None and not 1 <= options.ctx <= trained:
+    trained = sizes.spec.context_tokens
+    if ctx is not None and not 1 <= ctx <= trained:
         raise OptionError(
-            f"--ctx is {options.ctx}, the model was trained for {trained} tokens",
+            f"--ctx is {ctx}, the model was trained for {trained} tokens",
             f"give 1 to {trained}",
         )
     if prompt_tokens is None or new_tokens is None:
-        context = options.ctx or _chat_context_tokens(model, options, budget_bytes)
+        context = ctx or _chat_context_tokens(sizes, budget_bytes)
         return Workload(context // 2, context - context // 2, context)
-    context = options.ctx or max(1, min(prompt_tokens + new_tokens, trained))
+    context = ctx or max(1, min(prompt_tokens + new_tokens, trained))
     if prompt_tokens > context:
         raise PromptError(
             f"the prompt has {prompt_tokens} tokens, the context {context}",
@@ -141,8 +143,7 @@ def _workload(
     return Workload(prompt_tokens, new_tokens, context)
 
 
-def _chat_context_tokens(model: Model, options: Options, budget_bytes: int) -> int:
-    sizes = Sizes(model.spec, model.weights, options.kv_type)
-    per_token = model.spec.kv_bytes_per_token(sizes.kv_value_bytes)
+def _chat_context_tokens(sizes: Sizes, budget_bytes: int) -> int:
+    per_token = sizes.spec.kv_bytes_per_token(sizes.kv_block_type)
     fits = budget_bytes // CONTEXT_SHARE // per_token // PAGE_TOKENS * PAGE_TOKENS
-    return max(PAGE_TOKENS, min(CHAT_CONTEXT_TOKENS, model.spec.context_tokens, fits))
+    return max(PAGE_TOKENS, min(CHAT_CONTEXT_TOKENS, sizes.spec.context_tokens, fits))

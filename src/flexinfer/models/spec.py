@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
+from flexinfer.formats.quants import BlockType
+
 
 @dataclass(frozen=True, slots=True)
 class Rope:
@@ -55,9 +57,9 @@ class ModelSpec:
     attention_softcap: float | None = None
     logit_softcap: float | None = None
 
-    def kv_bytes_per_token(self, value_bytes: int) -> int:
-        """Of keys and values in all layers, `value_bytes` each."""
-        return 2 * len(self.layers) * self.kv_heads * self.head_dim * value_bytes
+    def kv_bytes_per_token(self, kind: BlockType) -> int:
+        """Of keys and values in all layers, each head's stored as `kind`."""
+        return 2 * len(self.layers) * self.kv_heads * kind.row_bytes(self.head_dim)
 
     def for_context(self, tokens: int) -> Self:
         """The spec of a run: longrope's factors chosen once, by the context's size, so that keys in

@@ -26,7 +26,7 @@ class Cache:
     layers: tuple[int, ...]  # address of each layer's first page
     kinds: tuple[int, ...]  # which of a span's tables each layer goes by
     page_bytes: int
-    value_bytes: int
+    type_id: int  # ggml's
 
 
 class CpuOps:
@@ -179,7 +179,7 @@ class CpuOps:
                 span.start,
                 spec.kv_heads,
                 spec.head_dim,
-                cache.value_bytes,
+                cache.type_id,
             )
             _kernels.attention(
                 self._context,
@@ -192,7 +192,7 @@ class CpuOps:
                 spec.heads,
                 spec.kv_heads,
                 spec.head_dim,
-                cache.value_bytes,
+                cache.type_id,
                 spec.attention_scale,
                 window_tokens or 0,
                 spec.attention_softcap or 0.0,

@@ -5,6 +5,7 @@ prefetch; the maximum is taken stage by stage, as far as the ring does not carry
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flexinfer.formats.quants import BlockType
 from flexinfer.models.spec import ModelSpec
 from flexinfer.models.weights import Matrix
 from flexinfer.planner.hardware import Hardware
@@ -36,7 +37,7 @@ def estimate_sweep(
     *,
     tokens: int,
     context_tokens: int,
-    kv_value_bytes: int,
+    kv_type: BlockType,
     ring: RingPlan | None,
 ) -> SweepEstimate:
     """Estimate a sweep of `tokens` tokens whose attention reads `context_tokens` cached positions.
@@ -50,7 +51,7 @@ def estimate_sweep(
         hardware,
         tokens=tokens,
         context_tokens=context_tokens,
-        kv_value_bytes=kv_value_bytes,
+        kv_type=kv_type,
     )
     compute, disk = sum(stages), hardware.disk
     io = sum(streamed_bytes) / disk.bytes_per_s
@@ -66,13 +67,13 @@ def stage_seconds(
     *,
     tokens: int,
     context_tokens: int,
-    kv_value_bytes: int,
+    kv_type: BlockType,
 ) -> list[float]:
     """Computing of each layer, and of the head, which sees one token.
 
     Per matrix the larger of reading its weights once and multiplying them with every token (the
-    kernels overlap the two). Attention likewise: the larger of reading the cache once, its values
-    taking `kv_value_bytes` each, and of its multiplications.
+    kernels overlap the two). Attention likewise: the larger of reading the cache of `kv_type` once,
+    and of its multiplications.
     """
     compute = [CALLS_PER_LAYER * CALL_S] * len(spec.layers) + [0.0]
     for matrix in matrices:
@@ -84,7 +85,7 @@ def stage_seconds(
             tensor.size_bytes / rates.bytes_per_s, ops / rates.ops_per_s if many > 1 else 0
         )
     per_key = 2 * 2 * spec.heads * spec.head_dim  # a score and a sum, an addition to each product
-    per_position = spec.kv_bytes_per_token(kv_value_bytes) / len(spec.layers)
+    per_position = spec.kv_bytes_per_token(kv_type) / len(spec.layers)
     for index, layer in enumerate(spec.layers):
         seen = min(context_tokens, tokens + (layer.window_tokens or context_tokens))
         pairs = visible_keys(context_tokens - tokens, tokens, layer.window_tokens)

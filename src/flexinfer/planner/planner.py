@@ -19,7 +19,7 @@ from flexinfer.planner.hardware import Hardware
 from flexinfer.planner.placement import BLOCK_BYTES, Placement
 from flexinfer.planner.preservation import place
 from flexinfer.planner.ring import MAX_SLOTS, MIN_SLOTS, RingPlan, choose_slots
-from flexinfer.planner.sizes import Sizes
+from flexinfer.planner.sizes import KV_TYPES, Sizes
 from flexinfer.units import MiB, format_bytes
 
 MAX_SWEEP_TOKENS = 2048
@@ -57,7 +57,6 @@ class Plan:
     workload: Workload
     sweep_tokens: int
     kv_type: str
-    kv_value_bytes: int
     ring: RingPlan
     placement: Placement
     parts: Mapping[Category, int]
@@ -147,7 +146,7 @@ def make_plan(
             hardware,
             tokens=count,
             context_tokens=max(workload.prompt_tokens + workload.new_tokens // 2, count),
-            kv_value_bytes=sizes.kv_value_bytes,
+            kv_type=sizes.kv_block_type,
         )
         streamed_bytes = placement.stage_bytes(len(spec.layers))
         most = max(ring.slots, min(MAX_SLOTS, free // ring.slot_bytes))
@@ -162,7 +161,6 @@ def make_plan(
         workload,
         sweep_tokens,
         kv_type,
-        sizes.kv_value_bytes,
         ring,
         placement,
         parts,
@@ -223,7 +221,7 @@ def predict(
             hardware,
             tokens=tokens,
             context_tokens=context,
-            kv_value_bytes=plan.kv_value_bytes,
+            kv_type=KV_TYPES[plan.kv_type],
             ring=plan.ring if plan.prefetch else None,
         )
 

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from flexinfer import _kernels
 from flexinfer.errors import OptionError
+from flexinfer.formats.quants import BLOCK_TYPES, BlockType
 from flexinfer.memory.arena import round_up
 from flexinfer.memory.ledger import Category
 from flexinfer.models.spec import ModelSpec
 from flexinfer.models.weights import ModelWeights
 
-KV_TYPES = {"f16": 2, "f32": 4}
+KV_TYPES = {"f16": BLOCK_TYPES[1], "f32": BLOCK_TYPES[0], "q8_0": BLOCK_TYPES[8]}
 PAGE_TOKENS = 64  # positions in one page of the KV cache
 ALIGNMENT = 64
 
@@ -27,7 +28,9 @@ def quantised_bytes(columns: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Byte counts for a model; `kv_type` is f16 or f32. Raises OptionError for another."""
+    """Byte counts for a model; `kv_type` is one of KV_TYPES. Raises OptionError for another, and
+    where its blocks do not fill a head.
+    """
 
     spec: ModelSpec
     weights: ModelWeights
@@ -38,9 +41,16 @@ class Sizes:
             raise OptionError(
                 f"unknown --kv-type {self.kv_type!r}", f"known: {', '.join(KV_TYPES)}"
             )
+        block, head_dim = self.kv_block_type.block_values, self.spec.head_dim
+        if head_dim % block:
+            raise OptionError(
+                f"--kv-type {self.kv_type} takes blocks of {block} values, which do not fill this "
+                f"model's head_dim of {head_dim}",
+                "leave --kv-type out, or give f32",
+            )
 
     @property
-    def kv_value_bytes(self) -> int:
+    def kv_block_type(self) -> BlockType:
         return KV_TYPES[self.kv_type]
 
     @property
@@ -72,7 +82,8 @@ class Sizes:
 
     def kv_page_bytes(self) -> int:
         """One layer's keys and values of PAGE_TOKENS positions."""
-        return _kernels.kv_page_bytes(self.spec.kv_heads, self.spec.head_dim, self.kv_value_bytes)
+        spec, kind = self.spec, self.kv_block_type
+        return _kernels.kv_page_bytes(spec.kv_heads, spec.head_dim, kind.ggml_id)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
