@@ -39,11 +39,13 @@ def locking(
     policy: str = "rows",
     prefetch_window: int | None = None,
     io_threads: int | None = None,
+    kv_type: str = "f16",
 ) -> Iterator[LLM]:
     """An LLM of which `share` of the weights is locked: the budget counts from 0, not from this
     process, whose size differs from test to test.
     """
-    planned = plan_run(model, Options(ctx=ctx, threads=threads, prefetch=prefetch), 32, 32)
+    options = Options(ctx=ctx, threads=threads, prefetch=prefetch, kv_type=kv_type)
+    planned = plan_run(model, options, 32, 32)
 
     def plan(budget_bytes: int, **reading: int | None) -> Plan:
         return make_plan(
@@ -55,6 +57,7 @@ def locking(
             base_bytes={Category.INTERPRETER: 0, Category.TOKENIZER: 0},
             prefetch=prefetch,
             policy=policy,
+            kv_type=kv_type,
             **reading,
         )
 

@@ -12,6 +12,7 @@ from cli_tools import environment, flexinfer
 from gguf_bytes import FLOAT32, STRING, UINT32, entry, gguf, tensor, text
 
 from flexinfer.cli import main
+from flexinfer.planner.sizes import KV_TYPES
 
 DIM, FFN, VOCAB = 32, 256, 48
 IQ2_XXS = 16  # 66 bytes for 256 values
@@ -114,6 +115,13 @@ def test_info_tells_a_model_from_its_header(
     assert facts["runs"] is True and facts["chat_template"] is False
     assert main(["info", str(gemma_path)]) == 0
     assert "268.1 million" in capsys.readouterr().out
+
+
+def test_help_names_every_type_of_the_cache(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    text = capsys.readouterr().out.split("--kv-type", 2)[2].split("--policy")[0]
+    assert all(name in text for name in KV_TYPES)
 
 
 def test_info_imports_neither_numpy_nor_the_kernels(smollm_path: Path) -> None:

@@ -186,15 +186,34 @@ def test_plan_maps_every_byte(smollm_path: Path) -> None:
         assert words in text
 
 
-@pytest.mark.parametrize(("kv_type", "value_bytes"), [("f16", 2), ("f32", 4)])
+@pytest.mark.parametrize(
+    ("kv_type", "head_bytes"), [("f16", 64 * 2), ("f32", 64 * 4), ("q8_0", 2 * 34)]
+)
 def test_the_context_of_a_chat_is_a_quarter_of_the_budget_at_most(
-    kv_type: str, value_bytes: int, smollm_path: Path
+    kv_type: str, head_bytes: int, smollm_path: Path
 ) -> None:
-    done = flexinfer("plan", smollm_path, "--ram", "240MiB", "--kv-type", kv_type, "--json")
+    done = flexinfer("plan", smollm_path, "--ram", "180MiB", "--kv-type", kv_type, "--json")
     plan = json.loads(done.stdout)
-    token_bytes = 2 * 30 * 3 * 64 * value_bytes  # K and V, layers, heads, values
-    assert plan["context_tokens"] == (60 << 20) // token_bytes // 64 * 64
+    assert plan["kv_type"] == kv_type
+    token_bytes = 2 * 30 * 3 * head_bytes  # K and V, layers, heads
+    assert plan["context_tokens"] == (45 << 20) // token_bytes // 64 * 64
     assert plan["parts"]["kv_cache"] == plan["context_tokens"] * token_bytes
+
+
+def test_a_q8_0_cache_keeps_the_budget_and_the_text(smollm_path: Path) -> None:
+    argv = ("run", smollm_path, "Hi", "--max-tokens", 12, "--kv-type", "q8_0", "--json")
+    tight, wide = (json.loads(flexinfer(*argv, "--ram", n).stdout) for n in (BUDGET, "280MiB"))
+    assert tight["token_ids"] == wide["token_ids"]
+    assert tight["streamed_bytes_per_sweep"] > 0 == wide["streamed_bytes_per_sweep"]
+    assert tight["peak_rss_bytes"] <= BUDGET
+    sizes = ("--prompt-tokens", 500, "--new-tokens", 140, "--ram", "280MiB", "--json")
+    kv_bytes = {
+        kv_type: json.loads(flexinfer("plan", smollm_path, "--kv-type", kv_type, *sizes).stdout)[
+            "parts"
+        ]["kv_cache"]
+        for kv_type in ("f16", "q8_0")
+    }
+    assert kv_bytes["q8_0"] * 32 == kv_bytes["f16"] * 17
 
 
 def test_no_new_tokens_are_no_work(smollm_path: Path) -> None:

@@ -32,11 +32,12 @@ def test_a_window_takes_pages_for_itself_and_a_sweep(model: Model) -> None:
         assert wide.plan.parts[Category.KV_CACHE] == 7 * 7 * page
 
 
-def test_logits_do_not_depend_on_pages_used_again(model: Model) -> None:
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_logits_do_not_depend_on_pages_used_again(model: Model, kv_type: str) -> None:
     ends = list(range(16, 401, 16))
-    with opened(model, prompt_tokens=400, new_tokens=1) as wide:
+    with opened(model, prompt_tokens=400, new_tokens=1, kv_type=kv_type) as wide:
         expected = sweep_logits(wide, TOKENS, ends)
-    with opened(model, prompt_tokens=16, ctx=400) as narrow:
+    with opened(model, prompt_tokens=16, ctx=400, kv_type=kv_type) as narrow:
         assert np.array_equal(sweep_logits(narrow, TOKENS, ends), expected)
         single = sweep_logits(narrow, TOKENS[:200], range(1, 201))
         assert np.array_equal(single[15::16], expected[: 200 // 16])

@@ -15,6 +15,7 @@ from flexinfer.planner.disk import Disk
 from flexinfer.planner.estimator import CALL_S, CALLS_PER_LAYER, visible_keys
 from flexinfer.planner.hardware import Hardware, KernelRates
 from flexinfer.planner.planner import Plan, Workload, make_plan, predict
+from flexinfer.planner.sizes import Sizes
 from flexinfer.units import MiB
 
 F32, Q4_0 = BLOCK_TYPES[0], BLOCK_TYPES[2]
@@ -201,10 +202,20 @@ def test_what_opening_the_model_took_for_a_moment_is_part_of_the_minimum() -> No
 def test_cache_types_and_policies() -> None:
     single = planned(200 * MiB, kv_type="f32")
     assert single.parts[Category.KV_CACHE] == 2 * 2 * 2 * KV_PAGE
-    with pytest.raises(OptionError, match="q3"):
+    blocks = planned(200 * MiB, kv_type="q8_0")
+    assert blocks.parts[Category.KV_CACHE] == 2 * 2 * KV_PAGE * 17 // 32  # 8.5 bits for 16
+    with pytest.raises(OptionError, match="q3") as refused:
         planned(200 * MiB, kv_type="q3")
+    assert refused.value.hint == "known: f16, f32, q8_0"
     with pytest.raises(OptionError, match="luck"):
         planned(200 * MiB, policy="luck")
+
+
+def test_a_head_that_blocks_do_not_fill_has_no_q8_0() -> None:
+    odd = replace(SPEC, head_dim=80)
+    assert Sizes(odd, toy(odd), "f16").kv_page_bytes() == KV_PAGE * 80 // 128
+    with pytest.raises(OptionError, match=r"blocks of 32 values.* head_dim of 80"):
+        Sizes(odd, toy(odd), "q8_0")
 
 
 # --- how long it takes ---
@@ -214,12 +225,14 @@ PAIR_OPS = 2 * 4 * 8 * 128  # of a query and a key: layers, multiply and add twi
 CACHE_BYTES = 2 * 2 * 4 * 128 * 2  # of one position: K and V, layers, heads, values, f16
 
 
-def test_decoding_waits_for_the_slower_of_disk_and_memory() -> None:
+@pytest.mark.parametrize(("kv_type", "halves"), [("f16", 1), ("f32", 2), ("q8_0", 17 / 32)])
+def test_decoding_waits_for_the_slower_of_disk_and_memory(kv_type: str, halves: float) -> None:
     matrices = toy().matrices
+    cache = (100 + 14) * halves * CACHE_BYTES
     for budget_mib, prefetch in ((200, True), (120, True), (120, False)):
-        plan = planned(budget_mib * MiB, prefetch=prefetch)
+        plan = planned(budget_mib * MiB, prefetch=prefetch, kv_type=kv_type)
         streamed = plan.placement.streamed_bytes
-        compute = OVERHEAD_S + WEIGHTS / (800 * MiB) + (100 + 14) * CACHE_BYTES / (1000 * MiB)
+        compute = OVERHEAD_S + WEIGHTS / (800 * MiB) + cache / (1000 * MiB)
         reading = streamed / (100 * MiB)
         assert (budget_mib == 200) == (reading == 0)
         prediction = predict(SPEC, matrices, plan, MACHINE)

@@ -12,13 +12,21 @@ from flexinfer.executor.model import open_model
 PROMPT = "The quick brown fox jumps over the lazy dog. In 1999 the capital of France was"
 BUDGETS = 10
 SETTINGS = [(1, True), (2, True), (3, True), (1, False), (2, False), (3, False)]
-
-
 WINDOWS = [(2, 1), (3, 3), (5, 2), (11, 4), (40, 1), (None, 5)]  # slots, and threads that read
 
 
-@pytest.mark.parametrize("name", ["smollm_path", "gemma_path"])
-def test_same_tokens_at_ten_budgets(name: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(
+    ("name", "kv_type"),
+    [
+        ("smollm_path", "f16"),
+        ("gemma_path", "f16"),
+        ("smollm_path", "q8_0"),
+        ("gemma_path", "q8_0"),
+    ],
+)
+def test_same_tokens_at_ten_budgets(
+    name: str, kv_type: str, request: pytest.FixtureRequest
+) -> None:
     path: Path = request.getfixturevalue(name)
     model = open_model(path)
     settings = cycle(SETTINGS)
@@ -27,7 +35,7 @@ def test_same_tokens_at_ten_budgets(name: str, request: pytest.FixtureRequest) -
         share = step / (BUDGETS - 1)  # of the weights that are locked
         for _ in range(2):
             threads, prefetch = next(settings)
-            with locking(model, share, ctx=64, threads=threads, prefetch=prefetch) as llm:
+            with locking(model, share, 64, threads, prefetch, kv_type=kv_type) as llm:
                 assert bool(llm.plan.placement.requests) == (share < 1)
                 done = llm.generate(PROMPT, SamplingParams(max_tokens=10))
                 assert done.stats.sweeps == 10

@@ -52,6 +52,7 @@ def tokens(llm: LLM, count: int = 8) -> list[int]:
     [
         {},
         {"kv_type": "f32", "ctx": 64},
+        {"kv_type": "q8_0", "ctx": 300},
         {"ctx": 65},
         {"ctx": 512, "prefetch": False, "threads": 1},
         {"ctx": 300, "prompt_tokens": 7},
