@@ -31,9 +31,10 @@ class LLM:
     """A model held under a RAM budget, ready to continue text.
 
     `model` is a GGUF file; `ram` a size ("8GiB", bytes; default: what the machine can spare),
-    `ctx` the tokens of context to reserve (default: as for a chat). Use it as a context manager,
-    or close() it. Threads may share it: `generate` and `chat` then wait for each other, streams
-    take turns. A fork of the process has to open its own. Raises FlexInferError subclasses.
+    `ctx` the tokens of context to reserve (default: as for a chat), `kv_type` what their keys and
+    values are rounded to: "f16", "f32" or "q8_0". Use it as a context manager, or close() it.
+    Threads may share it: `generate` and `chat` then wait for each other, streams take turns. A fork
+    of the process has to open its own. Raises FlexInferError subclasses.
     """
 
     def __init__(
