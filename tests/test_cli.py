@@ -5,17 +5,20 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from struct import pack
 
 import pytest
 from cli_tools import environment, flexinfer
-from gguf_bytes import FLOAT32, STRING, UINT32, entry, gguf, tensor, text
+from gguf_bytes import STRING, entry, gguf, text
+from tiny_llama import DIM, FFN, tiny_llama
 
+from flexinfer import LLM, UnsupportedError
 from flexinfer.cli import main
+from flexinfer.formats.quants import BLOCK_TYPES
 from flexinfer.planner.sizes import KV_TYPES
+from flexinfer.units import format_bytes
 
-DIM, FFN, VOCAB = 32, 256, 48
-IQ2_XXS = 16  # 66 bytes for 256 values
+ABLE = ", ".join(t.name for t in BLOCK_TYPES.values() if t.has_kernel)
+BEYOND = [t.name for t in BLOCK_TYPES.values() if not t.has_kernel]
 
 
 def complain(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[str, str]:
@@ -26,32 +29,6 @@ def complain(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[str, st
     error, hint = err.splitlines()
     assert error.startswith("error: ") and hint.startswith("hint: ")
     return error, hint
-
-
-@pytest.fixture
-def uncomputable(tmp_path: Path) -> Path:
-    """A whole llama whose ffn_down is of a type that has no kernel."""
-    numbers = {
-        "block_count": 1,
-        "context_length": 64,
-        "embedding_length": DIM,
-        "feed_forward_length": FFN,
-        "attention.head_count": 1,
-    }
-    keys = [entry("general.architecture", STRING, text("llama"))]
-    keys += [entry(f"llama.{key}", UINT32, pack("<I", value)) for key, value in numbers.items()]
-    keys.append(entry("llama.attention.layer_norm_rms_epsilon", FLOAT32, pack("<f", 1e-5)))
-    shapes = {f"blk.0.attn_{name}.weight": (DIM, DIM) for name in ("q", "k", "v", "output")}
-    shapes |= {f"blk.0.ffn_{name}.weight": (DIM, FFN) for name in ("gate", "up")}
-    shapes |= {f"{name}_norm.weight": (DIM,) for name in ("blk.0.attn", "blk.0.ffn", "output")}
-    shapes["token_embd.weight"] = (DIM, VOCAB)
-    tensors, at = [tensor("blk.0.ffn_down.weight", (FFN, DIM), 0, IQ2_XXS)], DIM * 66
-    for name, shape in shapes.items():
-        tensors.append(tensor(name, shape, at))
-        at += 4 * shape[0] * (shape[1] if len(shape) > 1 else 1)
-    path = tmp_path / "uncomputable.gguf"
-    path.write_bytes(gguf(keys, tensors, bytes(at)))
-    return path
 
 
 @pytest.mark.parametrize(
@@ -141,17 +118,36 @@ def test_info_imports_neither_numpy_nor_the_kernels(smollm_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["info", "plan", "run", "bench", "perplexity"])
+@pytest.mark.parametrize("beyond", BEYOND)
 def test_a_type_without_a_kernel_is_named_by_every_command(
-    command: str, uncomputable: Path, capsys: pytest.CaptureFixture[str]
+    beyond: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = {"run": ["hi"], "perplexity": [str(uncomputable)]}.get(command, [])
-    if command == "bench":
-        argv = ["--child"]
-    assert main([command, str(uncomputable), *argv]) == 2
+    """Alike: the type, the tensor, what to do; `info` shows the file all the same."""
+    block_type = next(t for t in BLOCK_TYPES.values() if t.name == beyond)
+    path = tmp_path / "beyond.gguf"
+    path.write_bytes(tiny_llama(types={"blk.0.ffn_down.weight": block_type.ggml_id}))
+    argv = {"run": ["hi"], "perplexity": [str(path)], "bench": ["--json"]}.get(command, [])
+    assert main([command, str(path), *argv]) == 2
     out, err = capsys.readouterr()
-    assert "IQ2_XXS of blk.0.ffn_down.weight" in (out if command == "bench" else err)
+    assert err.splitlines() == [
+        f"error: {path}: tensors of a type that FlexInfer cannot compute: "
+        f"{beyond} of blk.0.ffn_down.weight",
+        f"hint: use a file quantised as one of {ABLE}",
+    ]
     if command == "info":
-        assert "can be run     no" in out and "IQ2_XXS 2.06 KiB" in out
+        size = format_bytes(DIM * block_type.row_bytes(FFN))
+        assert "can be run     no" in out and f"{beyond} {size}" in out
+
+
+@pytest.mark.parametrize("name", ["token_embd.weight", "output_norm.weight"])
+def test_a_type_without_a_kernel_is_named_wherever_it_lies(name: str, tmp_path: Path) -> None:
+    """In an embedding that is the head too, in a norm; by the Python class as well."""
+    path = tmp_path / "beyond.gguf"
+    for block_type in BLOCK_TYPES.values():
+        if block_type.name in BEYOND and DIM % block_type.block_values == 0:
+            path.write_bytes(tiny_llama(types={name: block_type.ggml_id}))
+            with pytest.raises(UnsupportedError, match=f"compute: {block_type.name} of {name}$"):
+                LLM(path)
 
 
 def test_a_name_in_a_file_cannot_command_the_terminal(

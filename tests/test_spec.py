@@ -222,6 +222,13 @@ def test_unsupported_keys(llama: GGUFCheckpoint, key: str, value: object, messag
     assert caught.value.hint and "qwen3" in caught.value.hint
 
 
+def test_a_vast_yarn_factor_is_still_a_number(llama: GGUFCheckpoint) -> None:
+    scaling = {"type": "yarn", "factor": 1e19, "original_context_length": 2048}
+    keys = {f"llama.rope.scaling.{key}": value for key, value in scaling.items()}
+    rope = spec_from_gguf(changed(llama, keys)).layers[0].rope
+    assert rope and rope.factors and max(rope.factors) == pytest.approx(1e19)
+
+
 def test_windows_of_an_architecture_that_has_none(qwen2: GGUFCheckpoint) -> None:
     with pytest.raises(UnsupportedError, match="window of 100 tokens in a context of 512"):
         spec_from_gguf(changed(qwen2, {"qwen2.attention.sliding_window": 100}))

@@ -32,10 +32,10 @@ class Console:
         self.say(f"{self.painted(BOLD, 'warning:')} {text}")
 
     def error(self, message: str, hint: str | None) -> None:
-        """The two-line form of every error; also when quiet."""
-        self._write(f"{self.painted(RED, 'error:')} {message}")
+        """The two-line form of every error, which may quote a file; also when quiet."""
+        self._write(f"{self.painted(RED, 'error:')} {printable(message)}")
         if hint:
-            self._write(f"{self.painted(CYAN, 'hint:')} {hint}")
+            self._write(f"{self.painted(CYAN, 'hint:')} {printable(hint)}")
 
     def status(self, text: str) -> None:
         """Show `text` in place of the former status; on a terminal only, and not too often."""
@@ -65,5 +65,5 @@ class Console:
 
 
 def printable(text: str) -> str:
-    """Text from a model file, which is not trusted, without what a terminal would obey."""
+    """Text that may come from a model file, without what a terminal would obey."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

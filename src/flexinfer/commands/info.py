@@ -45,18 +45,24 @@ def describe(
 ) -> dict[str, Any]:
     """Plain values; those of the spec are absent where the file gives none."""
     metadata, tensors = checkpoint.metadata, checkpoint.tensors.values()
+
+    def text(key: str) -> str | None:
+        """What is of another type is no name."""
+        value = metadata.get(key)
+        return value if isinstance(value, str) else None
+
     types: Counter[str] = Counter()
     for tensor in tensors:
         types[tensor.block_type.name] += tensor.size_bytes
     facts: dict[str, Any] = {
         "path": str(checkpoint.path),
         "file_bytes": sum(p.stat().st_size for p in {t.path for t in checkpoint.tensors.values()}),
-        "name": metadata.get("general.name"),
-        "architecture": metadata.get("general.architecture"),
+        "name": text("general.name"),
+        "architecture": text("general.architecture"),
         "parameters": sum(prod(tensor.shape) for tensor in tensors),
         "bytes_by_type": dict(types.most_common()),
-        "tokenizer": metadata.get("tokenizer.ggml.model"),
-        "pre_tokenizer": metadata.get("tokenizer.ggml.pre"),
+        "tokenizer": text("tokenizer.ggml.model"),
+        "pre_tokenizer": text("tokenizer.ggml.pre"),
         "chat_template": bool(metadata.get("tokenizer.chat_template")),
         "runs": refusal is None,
         "refusal": str(refusal) if refusal else None,

@@ -2,9 +2,12 @@
 read.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from flexinfer.errors import FormatError, UnsupportedError
 from flexinfer.formats.checkpoint import Checkpoint
 from flexinfer.formats.open import open_checkpoint
 from flexinfer.memory.budget import peak_resident_bytes, resident_bytes
@@ -33,7 +36,8 @@ class Model:
         """Token ids of a conversation by the model's own template. Raises PromptError without
         one.
         """
-        template = load_chat_template(self.checkpoint.metadata, self.tokenizer)
+        with _naming(self.path):
+            template = load_chat_template(self.checkpoint.metadata, self.tokenizer)
         return self.tokenizer.encode(template.render(messages))
 
 
@@ -44,6 +48,18 @@ def open_model(path: str | Path) -> Model:
     spec = spec_from_gguf(checkpoint)
     weights = collect_weights(checkpoint, spec)
     base = resident_bytes()
-    tokenizer = load_tokenizer(checkpoint.metadata)
+    with _naming(checkpoint.path):
+        tokenizer = load_tokenizer(checkpoint.metadata)
     added = max(0, resident_bytes() - base)
     return Model(checkpoint, spec, weights, tokenizer, added, earlier_peak)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """What the metadata lack, or have wrong, is said with the name of their file."""
+    try:
+        yield
+    except (FormatError, UnsupportedError) as error:
+        if str(path) in str(error):  # of an array that could not be decoded
+            raise
+        raise type(error)(f"{path}: {error}", error.hint) from error

@@ -13,7 +13,7 @@ from typing import Any
 from flexinfer.errors import FormatError, UnsupportedError
 from flexinfer.formats.checkpoint import FileIdentity, TensorInfo
 from flexinfer.formats.gguf_values import UINT32, HeaderReader, Metadata
-from flexinfer.formats.quants import BLOCK_TYPES
+from flexinfer.formats.quants import BLOCK_TYPES, REMOVED_TYPES
 from flexinfer.formats.sniff import HEAD_BYTES, describe_foreign
 
 _VERSIONS = (2, 3)
@@ -166,8 +166,10 @@ def _read_tensor(
     type_id = reader.number(UINT32, f"the type of {name}")
     block_type = BLOCK_TYPES.get(type_id)
     if block_type is None:
+        removed = REMOVED_TYPES.get(type_id)
+        what = f"type {removed}, which was taken back" if removed else f"unknown type id {type_id}"
         raise UnsupportedError(
-            f"{reader.path}: the tensor {name} has the unknown type id {type_id}",
+            f"{reader.path}: the tensor {name} has the {what}",
             "use a file quantised as Q4_K_M, Q8_0 or another common type",
         )
     if shape[-1] % block_type.block_values:

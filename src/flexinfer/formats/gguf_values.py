@@ -243,3 +243,8 @@ def read_range(path: Path, offset_bytes: int, size_bytes: int) -> bytes:
             _START_AGAIN,
         )
     return raw
+
+
+def brief(value: object) -> str:
+    """A value for a message."""
+    return f"an array of {len(value)}" if isinstance(value, array | list) else repr(value)[:80]

@@ -57,3 +57,9 @@ BLOCK_TYPES: dict[int, BlockType] = {
         BlockType("Q1_0", 41, 128, 18),
     )
 }
+
+# Ids that were taken back: a tensor of one can be named, its size no longer be told.
+REMOVED_TYPES = {
+    **{4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8"},
+    **{36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"},
+}

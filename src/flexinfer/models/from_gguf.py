@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from flexinfer.formats.checkpoint import Checkpoint
+from flexinfer.formats.gguf_values import brief
 from flexinfer.models.gguf_facts import SCALED_BY_HEADS
-from flexinfer.models.gguf_keys import Keys, brief, open_keys
+from flexinfer.models.gguf_keys import Keys, open_keys
 from flexinfer.models.gguf_rope import rope_from_gguf
 from flexinfer.models.spec import Layer, ModelSpec, Rope
 

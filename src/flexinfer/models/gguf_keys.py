@@ -1,15 +1,16 @@
 """A GGUF file's keys by their short names, with types and ranges checked."""
 
-import math
 from array import array
 from dataclasses import dataclass
 from typing import Any
 
 from flexinfer.errors import FormatError, UnsupportedError
 from flexinfer.formats.checkpoint import Checkpoint
+from flexinfer.formats.gguf_values import brief
 from flexinfer.models.gguf_facts import FACTS, ArchitectureFacts
 
 _MAX_INTEGER = (1 << 31) - 1
+_LEAST_NUMBER, _MAX_NUMBER = 2.0**-126, 2.0**127  # sound in float32, which is computed in
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +56,16 @@ class Keys:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A positive finite number."""
+        """A positive number, neither beyond float32 nor below what it holds in full."""
         value = self._required(key, default)
         if not isinstance(value, float | int) or isinstance(value, bool):
             raise self.fail(f"{self.full(key)} is {brief(value)}, not a number")
-        if not math.isfinite(value) or value <= 0:
-            raise self.fail(f"{self.full(key)} is {value}, not a positive number")
+        if not _LEAST_NUMBER <= value <= _MAX_NUMBER:  # nor NaN
+            raise self.fail(f"{self.full(key)} is {brief(value)}, not a positive number of use")
         return float(value)
 
     def optional_number(self, key: str) -> float | None:
-        """A positive finite number; None where it is absent or 0, which means the same."""
+        """As `number`; None where it is absent or 0, which means the same."""
         return self.number(key) if self.get(key, 0) != 0 else None
 
 
@@ -82,7 +83,3 @@ def open_keys(checkpoint: Checkpoint) -> Keys:
             f"supported are {', '.join(FACTS)}",
         )
     return Keys(checkpoint, architecture, FACTS[architecture])
-
-
-def brief(value: object) -> str:
-    return f"an array of {len(value)}" if isinstance(value, array | list) else repr(value)[:80]

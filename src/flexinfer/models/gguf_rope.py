@@ -3,8 +3,8 @@
 import math
 from struct import unpack
 
-from flexinfer.formats.gguf_values import read_range
-from flexinfer.models.gguf_keys import Keys, brief
+from flexinfer.formats.gguf_values import brief, read_range
+from flexinfer.models.gguf_keys import Keys
 from flexinfer.models.spec import Rope
 
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -75,7 +75,7 @@ def _yarn(keys: Keys, plain: Rope, factor: float) -> Rope:
         or keys.optional_number("rope.scaling.attn_factor")
         or 0.1 * math.log(factor) + 1
     )
-    factors = tuple(1 / (share / factor + 1 - share) for share in slowed)
+    factors = tuple(1 / (1 - share + share / factor) for share in slowed)
     return Rope(plain.base, plain.dim, plain.pairing, factors, 1.0, magnitude)
 
 

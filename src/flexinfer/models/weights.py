@@ -56,7 +56,8 @@ def collect_weights(checkpoint: Checkpoint, spec: ModelSpec) -> ModelWeights:
     head = embedding if spec.tied_head else tensors.take("output.weight", *embedding.shape)
     matrices.append(Matrix(head, -1, "output"))
     tensors.expect_none_left()
-    check_computable((embedding, *vectors.values(), *(m.tensor for m in matrices)))
+    used = (embedding, *vectors.values(), *(m.tensor for m in matrices))
+    check_computable(dict.fromkeys(used))  # a tied head once
     return ModelWeights(embedding, vectors, tuple(matrices))
 
 

@@ -1,15 +1,15 @@
 """Byte-level BPE (GGUF's "gpt2" tokenizers), on the `tokenizers` library."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any
 
 import numpy as np
 from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
 from flexinfer.errors import FormatError
+from flexinfer.tokenizer.keys import TokenizerKeys
 from flexinfer.tokenizer.pretokenizers import PreTokenizer
 from flexinfer.tokenizer.vocabulary import NORMAL, Vocabulary
 
@@ -70,7 +70,7 @@ class BytePairs:
 
 
 def load_byte_pairs(
-    metadata: Mapping[str, Any], tokens: Sequence[str], vocabulary: Vocabulary, pre: PreTokenizer
+    keys: TokenizerKeys, tokens: Sequence[str], vocabulary: Vocabulary, pre: PreTokenizer
 ) -> BytePairs:
     """Only normal tokens go to the library, so that plain text cannot become a control token.
 
@@ -82,7 +82,7 @@ def load_byte_pairs(
         raise FormatError(
             "tokenizer.ggml.tokens has the same text twice", "convert the model again"
         )
-    merges: Sequence[str] = metadata.get("tokenizer.ggml.merges", ())
+    merges: Sequence[str] = keys.texts("merges") if "merges" in keys else ()
     # Pairs of the vocabulary's own strings, not of copies: 15 MiB less for 150,000 merges.
     same = {text: text for text in ids}
     try:

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flexinfer.errors import UnsupportedError
+from flexinfer.errors import FormatError, UnsupportedError
+from flexinfer.formats.gguf_values import brief
 from flexinfer.tokenizer.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]  # role, content, and what else the template knows
@@ -34,12 +35,18 @@ class ChatTemplate:
 
 
 def load_chat_template(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate:
-    """The chat template in GGUF `metadata`; UnsupportedError where there is none."""
+    """The chat template in GGUF `metadata`; UnsupportedError where there is none,
+    FormatError where it is no template.
+    """
     source = metadata.get("tokenizer.chat_template")
     if not source:
         raise UnsupportedError(
             "the model has no chat template: it continues texts, it does not answer",
             "use --raw to have the prompt continued as it is",
+        )
+    if not isinstance(source, str):
+        raise FormatError(
+            f"tokenizer.chat_template is {brief(source)}, not a text", "use --raw to do without it"
         )
 
     def text(token_id: int | None) -> str:

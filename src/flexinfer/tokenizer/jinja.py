@@ -63,6 +63,11 @@ def compile_template(source: str) -> Callable[..., str]:
             f"the chat template (tokenizer.chat_template) is faulty, line {error.lineno}: {error}",
             "use --raw to do without it",
         ) from error
+    except Exception as error:  # nested too deeply, say
+        raise FormatError(
+            f"the chat template (tokenizer.chat_template) is faulty: {type(error).__name__}",
+            "use --raw to do without it",
+        ) from error
 
     def render(**variables: Any) -> str:
         try:

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sentencepiece import SentencePieceProcessor
 
 from flexinfer.errors import FormatError
@@ -23,6 +24,7 @@ from flexinfer.tokenizer.vocabulary import (
 
 _VARINT, _BYTES, _FLOAT = 0, 2, 5  # wire types
 _BPE = 2  # TrainerSpec.ModelType
+_MAX_SCORE = 3e38  # of float32
 _SPACE = "\u2581"  # stands for a space in pieces
 
 
@@ -71,19 +73,23 @@ class SentencePieces:
 
 
 def model_proto(
-    tokens: Sequence[str], scores: Any, vocabulary: Vocabulary, prefixes_space: bool
+    tokens: Sequence[str], scores: NDArray[Any], vocabulary: Vocabulary, prefixes_space: bool
 ) -> bytes:
     """A sentencepiece ModelProto that tokenizes as the GGUF vocabulary means. Raises FormatError.
 
     User-defined tokens become normal: they are cut out of the text beforehand, and within the rest
     merges may still arrive at them.
     """
-    score_bytes = np.asarray(scores, "<f4").tobytes()
-    if len(score_bytes) != 4 * len(tokens):
+    if len(scores) != len(tokens):
         raise FormatError(
             f"tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens",
             "convert the model again",
         )
+    if not (np.abs(scores) < _MAX_SCORE).all():  # nor NaN, which has no order
+        raise FormatError(
+            "tokenizer.ggml.scores has values that are no scores", "convert the model again"
+        )
+    score_bytes = scores.astype("<f4").tobytes()
     types = vocabulary.types.copy()
     types[types == USER_DEFINED] = NORMAL
     types[types == UNKNOWN] = CONTROL  # the library wants exactly one unknown token

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flexinfer.errors import FormatError
+from flexinfer.tokenizer.keys import TokenizerKeys, full
 
 # Token types; GGUF and sentencepiece number them alike.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -38,9 +38,9 @@ class Vocabulary:
 
 
 def read_vocabulary(
-    metadata: Mapping[str, Any], tokens: Sequence[str], defaults: Mapping[str, int]
+    keys: TokenizerKeys, tokens: Sequence[str], defaults: Mapping[str, int]
 ) -> Vocabulary:
-    """Types and special ids of `tokens`; `defaults` are a kind's ids where the metadata has none.
+    """Types and special ids of `tokens`; `defaults` are a kind's ids where there are no others.
 
     Raises FormatError where lengths or ids do not fit the vocabulary.
     """
@@ -49,18 +49,17 @@ def read_vocabulary(
         raise FormatError("tokenizer.ggml.tokens is empty", "convert the model again")
 
     def special_id(name: str) -> int | None:
-        key = f"tokenizer.ggml.{name}_token_id"
-        value = metadata.get(key, defaults.get(name))
-        if value is None:
-            return None
-        if not 0 <= int(value) < size:
+        key = f"{name}_token_id"
+        value = keys.integer(key, defaults.get(name))
+        if value is not None and not 0 <= value < size:
             raise FormatError(
-                f"{key} is {value}, but the vocabulary has {size} tokens", "convert the model again"
+                f"{full(key)} is {value}, but the vocabulary has {size} tokens",
+                "convert the model again",
             )
-        return int(value)
+        return value
 
     named = {name: special_id(name) for name in ("bos", "eos", "eot", "eom", "unknown")}
-    types = _types(metadata, size, {i for i in named.values() if i is not None})
+    types = _types(keys, size, {i for i in named.values() if i is not None})
     control, user_defined = (
         {tokens[i]: i for i in np.flatnonzero(np.isin(types, kinds)).tolist() if tokens[i]}
         for kinds in ((CONTROL, UNKNOWN), (USER_DEFINED,))
@@ -78,17 +77,19 @@ def read_vocabulary(
     )
 
 
-def _types(metadata: Mapping[str, Any], size: int, named_ids: set[int]) -> NDArray[np.uint8]:
-    key = "tokenizer.ggml.token_type"
-    if key not in metadata:  # then only the ids named in the metadata are known to be special
+def _types(keys: TokenizerKeys, size: int, named_ids: set[int]) -> NDArray[np.uint8]:
+    key = "token_type"
+    if key not in keys:  # then only the ids named in the metadata are known to be special
         types = np.full(size, NORMAL, np.uint8)
         types[sorted(named_ids)] = CONTROL
         return types
-    stated = np.asarray(metadata[key])
+    stated = keys.numbers(key)
     if stated.shape != (size,):
         raise FormatError(
-            f"{key} has {stated.size} entries for {size} tokens", "convert the model again"
+            f"{full(key)} has {stated.size} entries for {size} tokens", "convert the model again"
         )
     if not np.isin(stated, range(NORMAL, BYTE + 1)).all():
-        raise FormatError(f"{key} has values outside {NORMAL}..{BYTE}", "convert the model again")
+        raise FormatError(
+            f"{full(key)} has values outside {NORMAL}..{BYTE}", "convert the model again"
+        )
     return stated.astype(np.uint8)
