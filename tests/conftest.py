@@ -2,10 +2,12 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from mounts import Mounts
 
 # A job in the background, or under nohup, ignores these, and so do its children; tests send them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -34,3 +36,11 @@ def smollm_path() -> Path:
 def gemma_path() -> Path:
     """Gemma 3 270M, Q4_K_M, with the largest vocabulary about (262,144)."""
     return _model("gemma-3-270m-q4_k_m.gguf")
+
+
+@pytest.fixture
+def mounts(tmp_path: Path) -> Iterator[Mounts]:
+    """File systems of the test's own, see `mounts`."""
+    mounts = Mounts(tmp_path)
+    yield mounts
+    mounts.close()

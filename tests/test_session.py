@@ -2,14 +2,14 @@
 
 import os
 import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from engine_tools import locking, opened
 from factory import make_gguf
+from mounts import Mounts
 
 from flexinfer import LLM, ReadError, SamplingParams
 from flexinfer.executor.model import Model, open_model
@@ -135,18 +135,9 @@ def test_a_smaller_budget_after_a_larger_one(plain: Path) -> None:
 # --- places and changes of the file ---
 
 
-@pytest.fixture
-def in_memory(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "ramfs"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "ramfs", "ramfs", str(folder)], check=True)
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_a_model_runs_wherever_it_is(
-    plain: Path, tmp_path: Path, in_memory: Path, share: float
+    plain: Path, tmp_path: Path, mounts: Mounts, share: float
 ) -> None:
     """Odd names, links, no leave to write, a file system without direct reads."""
     with locking(open_model(plain), share) as llm:
@@ -157,8 +148,9 @@ def test_a_model_runs_wherever_it_is(
     odd.chmod(0o400)
     link = tmp_path / "link.gguf"
     link.symlink_to(odd)
-    shutil.copy(plain, in_memory / "m.gguf")
-    for path, direct in ((odd, True), (link, True), (in_memory / "m.gguf", False)):
+    in_memory = mounts.memory("ramfs") / "m.gguf"
+    shutil.copy(plain, in_memory)
+    for path, direct in ((odd, True), (link, True), (in_memory, False)):
         with locking(open_model(path), share) as llm:
             assert tokens(llm) == expected
             assert llm.session.direct is direct

@@ -1,6 +1,5 @@
 """The prefetcher against its serial twin, and in every kind of trouble."""
 
-import itertools
 import os
 import random
 import signal
@@ -21,7 +20,6 @@ from flexinfer.errors import ReadError
 from flexinfer.planner.placement import Request
 from flexinfer.streaming.prefetcher import Prefetcher, SerialStream, Stream
 from flexinfer.streaming.reader import Pread, Reader
-from flexinfer.streaming.ring import Ring
 from flexinfer.units import MiB
 
 SIZE = 3 * MiB + 777
@@ -237,6 +235,30 @@ def test_an_error_comes_at_its_take_and_goes_with_rewind(
 
 
 @pytest.mark.parametrize("make", [Prefetcher, SerialStream])
+def test_an_error_that_is_over_when_its_turn_comes_is_none(
+    file: tuple[Path, bytes], make: Callable[..., Stream]
+) -> None:
+    """The prefetcher reads long before a sweep begins, perhaps; the serial stream does not."""
+    path, contents = file
+    requests = evenly(path, 2)
+    failed = threading.Event()
+
+    def once(offset: int, length: int) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise OSError(5, "Input/output error")
+
+    with (
+        closing(Reader(path, faulty(os.preadv, once))) as reader,
+        closing(make(requests, {path: reader}, make_ring(2, SLOT))) as stream,
+    ):
+        if make is SerialStream:
+            failed.set()
+        assert failed.wait(30)
+        run_sweeps(stream, requests, contents, 2)
+
+
+@pytest.mark.parametrize("make", [Prefetcher, SerialStream])
 def test_a_sweep_over_a_file_that_changed_gives_nothing(
     tmp_path: Path, make: Callable[..., Stream]
 ) -> None:
@@ -364,37 +386,3 @@ def test_memory_stays_within_the_arena(large: Path) -> None:
 
 def test_the_interpreter_ends_without_close(large: Path) -> None:
     run(BEGIN, str(large))
-
-
-def test_slots_are_handed_out_in_any_order() -> None:
-    ring = make_ring(3, 4096)
-    slots = [ring.acquire() for _ in range(3)]
-    assert {slot.address for slot in slots if slot} == {slot.address for slot in ring.slots}
-    assert slots[1] is not None
-    ring.release(slots[1])
-    assert ring.acquire() == slots[1]
-
-
-def test_abort_sends_away_all_who_wait() -> None:
-    ring = make_ring(1, 4096)
-    ring.acquire()
-    found: list[object] = []
-    threads = [threading.Thread(target=lambda: found.append(ring.acquire())) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    ring.abort()
-    for thread in threads:
-        thread.join()
-    assert found == [None] * 3
-    ring.release(ring.slots[0])
-    assert ring.acquire() is None
-    ring.reset()
-    assert ring.acquire() == ring.slots[0]
-
-
-def test_slots_are_equal_aligned_and_apart() -> None:
-    ring = make_ring(5, 3 * 4096)
-    starts = [slot.address for slot in ring.slots]
-    assert all(start % 4096 == 0 for start in starts)
-    assert {b - a for a, b in itertools.pairwise(starts)} == {3 * 4096}
-    assert isinstance(ring, Ring) and {slot.size_bytes for slot in ring.slots} == {3 * 4096}

@@ -28,10 +28,13 @@ class FileIdentity:
     def check(self, path: Path, fd: int | None = None) -> None:
         """Raises ReadError where `path`, or the open file `fd`, is no longer that file."""
         try:
-            same = self == self.of(path.stat() if fd is None else os.fstat(fd))
-        except OSError:
-            same = False
-        if not same:
+            now = self.of(path.stat() if fd is None else os.fstat(fd))
+        except OSError as error:
+            raise ReadError(
+                f"{path}: is no longer there: {error.strerror}",
+                "was it removed, or its file system taken away? Start again when it is back",
+            ) from error
+        if now != self:
             raise ReadError(
                 f"{path}: was replaced, truncated or written to while in use "
                 f"({self.size_bytes} bytes when opened)",

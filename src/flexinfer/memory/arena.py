@@ -4,12 +4,14 @@ Direct reads into 2 MiB pages run about three times as fast as into 4 KiB pages:
 maps one page where it would otherwise pin 512.
 """
 
-import contextlib
 import ctypes
 import mmap
 import re
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -79,7 +81,7 @@ class Arena:
         self._start_bytes = -origin % HUGE_PAGE_BYTES
         self.address = origin + self._start_bytes
         self.used_bytes = 0
-        with contextlib.suppress(OSError):  # without huge pages: slower, and huge_bytes() says so
+        with suppress(OSError):  # without huge pages: slower, and huge_bytes() says so
             self._map.madvise(mmap.MADV_HUGEPAGE, self._start_bytes, self.size_bytes)
 
     def take(self, size_bytes: int, alignment: int = 64) -> Region:
@@ -108,7 +110,7 @@ class Arena:
     def huge_bytes(self) -> int:
         """How much of it the kernel has really backed with huge pages by now."""
         total, inside = 0, False
-        with Path("/proc/self/smaps").open() as lines:
+        with Path("/proc/self/smaps").open(errors="surrogateescape") as lines:
             for line in lines:
                 if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
                     inside = self.address <= int(match[1], 16) < self.address + self.size_bytes
@@ -124,3 +126,16 @@ class Arena:
             raise BufferError(
                 "the arena is still in use: a view or an array of it is alive"
             ) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it. The traceback of an error may hold views: it is freed with that then."""
+        with suppress(BufferError) if error else nullcontext():
+            self.close()

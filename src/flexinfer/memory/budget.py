@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flexinfer.errors import BudgetError
-from flexinfer.memory.cgroups import CGROUPS, PROC, Level, levels
+from flexinfer.memory.cgroups import CGROUPS, PROC, Level, levels, system_text
 from flexinfer.units import MiB, format_bytes
 
 _NO_LIMIT_BYTES = 1 << 60  # version 1 writes "no limit" as a number near 2^63
@@ -131,7 +131,7 @@ def cpu_quota(level: Level) -> float | None:
 
 def size_table(path: Path) -> dict[str, int]:
     """A file of lines "Key:   1234 kB", in bytes; other lines are left out."""
-    return dict(_entries(path.read_text().splitlines()))
+    return dict(_entries(system_text(path).splitlines()))
 
 
 def _entries(lines: list[str]) -> Iterator[tuple[str, int]]:

@@ -1,5 +1,6 @@
 """Which control groups this process is in, of either version, as high up as it can see."""
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,6 +8,11 @@ from pathlib import Path
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
+
+
+def system_text(path: Path) -> str:
+    """A file of the kernel's. The names in it, of mounts and groups, need not be UTF-8."""
+    return os.fsdecode(path.read_bytes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +25,7 @@ class Level:
     def text(self, name: str) -> str | None:
         """The contents of one of its files, stripped; None where it has no such file."""
         try:
-            return (self.folder / name).read_text().strip()
+            return system_text(self.folder / name).strip()
         except OSError:
             return None
 
@@ -57,7 +63,7 @@ def levels(controller: str, proc: Path = PROC, cgroups: Path = CGROUPS) -> Itera
 
 def _own_path(controller: str, proc: Path) -> str | None:
     """Our path in the hierarchy of `controller` ("": version 2's). Lines: "id:controllers:path"."""
-    for line in (proc / "self/cgroup").read_text().splitlines():
+    for line in system_text(proc / "self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controller in controllers.split(","):
             return path
@@ -66,7 +72,7 @@ def _own_path(controller: str, proc: Path) -> str | None:
 
 def _mounts(controller: str, proc: Path, cgroups: Path) -> Iterator[tuple[str, Path, int]]:
     """(root, mount point, version) of each mounted hierarchy that can have `controller`."""
-    for line in (proc / "self/mountinfo").read_text().splitlines():
+    for line in system_text(proc / "self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         root, point = (unescape(field) for field in before.split(" ")[3:5])
         kind, _, options = after.split(" ", 2)

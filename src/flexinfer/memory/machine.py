@@ -14,7 +14,7 @@ from flexinfer.memory.budget import (
     memory_limit,
     size_table,
 )
-from flexinfer.memory.cgroups import CGROUPS, PROC, Level, levels
+from flexinfer.memory.cgroups import CGROUPS, PROC, Level, levels, system_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Roots:
     def text(self, path: str) -> str | None:
         """The contents of a file below /sys, stripped; None where there is none to read."""
         try:
-            return (self.sys / path).read_text().strip()
+            return system_text(self.sys / path).strip()
         except OSError:
             return None
 
@@ -114,7 +114,7 @@ class Clock:
 
 def processor(roots: Roots) -> Processor:
     """From /proc/cpuinfo; Arm's has no name."""
-    text = (roots.proc / "cpuinfo").read_text()
+    text = system_text(roots.proc / "cpuinfo")
     name = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     flags = re.search(r"^flags\s*:\s*(.+)$", text, re.MULTILINE)
     return Processor(
@@ -124,7 +124,7 @@ def processor(roots: Roots) -> Processor:
 
 def threads(roots: Roots) -> Threads:
     """As `cpus_available`, with the reasons."""
-    status = (roots.proc / "self/status").read_text()
+    status = system_text(roots.proc / "self/status")
     mask = re.search(r"^Cpus_allowed_list:\s*(\S+)", status, re.MULTILINE)
     assert mask is not None
     allowed = _count(mask[1])
@@ -142,7 +142,7 @@ def threads(roots: Roots) -> Threads:
     ]
     quota, quota_file = min(quotas, default=(None, None))
     busy = max(1, int(min(allowed, allowed if quota is None else quota)))
-    load = float((roots.proc / "loadavg").read_text().split()[0])
+    load = float(system_text(roots.proc / "loadavg").split()[0])
     return Threads(busy, online, allowed, cpuset_file, quota, quota_file, load)
 
 
@@ -165,7 +165,7 @@ def memory(roots: Roots) -> Memory:
 def swap_devices(roots: Roots) -> tuple[SwapDevice, ...]:
     """The lines of /proc/swaps: name, type, size and use in KiB, priority."""
     try:
-        lines = (roots.proc / "swaps").read_text().splitlines()[1:]
+        lines = system_text(roots.proc / "swaps").splitlines()[1:]
     except OSError:
         return ()
     found = []
@@ -205,7 +205,7 @@ def huge_pages(roots: Roots) -> HugePages:
     enabled, file = _chosen(roots.text(of_size)), of_size
     if enabled in (None, "inherit"):
         enabled, file = _chosen(roots.text(f"{folder}/enabled")), f"{folder}/enabled"
-    status = (roots.proc / "self/status").read_text()
+    status = system_text(roots.proc / "self/status")
     return HugePages(
         enabled,
         str(Path("/sys") / file),
@@ -216,7 +216,7 @@ def huge_pages(roots: Roots) -> HugePages:
 
 def lock_limit(roots: Roots) -> LockLimit:
     """From /proc/self/limits."""
-    limits = (roots.proc / "self/limits").read_text()
+    limits = system_text(roots.proc / "self/limits")
     match = re.search(r"^Max locked memory\s+(\S+)\s+(\S+)", limits, re.MULTILINE)
     assert match is not None
     soft, hard = (None if n == "unlimited" else int(n) for n in match.groups())

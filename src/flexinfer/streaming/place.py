@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flexinfer.errors import ReadError
 from flexinfer.memory.arena import Arena
-from flexinfer.memory.cgroups import PROC, unescape
+from flexinfer.memory.cgroups import PROC, system_text, unescape
 from flexinfer.planner.placement import BLOCK_BYTES
 from flexinfer.streaming.probe import measure_reader
 from flexinfer.streaming.reader import Pread, Reader
@@ -37,7 +37,7 @@ class Place:
 def file_system(path: Path, proc: Path = PROC) -> FileSystem | None:
     """That of the innermost mount that `path` lies in, of several there the last."""
     found, where = None, path.resolve()
-    for line in (proc / "self/mountinfo").read_text().splitlines():
+    for line in system_text(proc / "self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         point = unescape(before.split(" ")[4])
         kind, device, _ = after.split(" ", 2)
@@ -73,7 +73,7 @@ def _direct(folder: Path, pread: Pread) -> bool | None:
 
 
 def _direct_read(path: Path, pread: Pread) -> bool:
-    with closing(Reader(path, pread)) as reader, closing(Arena(BLOCK_BYTES)) as arena:
+    with closing(Reader(path, pread)) as reader, Arena(BLOCK_BYTES) as arena:
         with arena.take(BLOCK_BYTES, BLOCK_BYTES).view() as memory:
             reader.read(0, BLOCK_BYTES, memory)
         return reader.direct

@@ -57,7 +57,7 @@ class _Loaded(NamedTuple):
     sequence: int  # request index + sweep * requests
     slot: Region
     address: int  # of the payload
-    error: Exception | None
+    failed: bool
 
 
 class Prefetcher:
@@ -99,15 +99,16 @@ class Prefetcher:
                 loaded = self._done.get()
             self._loaded[loaded.sequence] = loaded
         loaded = self._loaded[self._taken]
-        if loaded.error:
-            raise loaded.error
+        address = loaded.address
+        if loaded.failed:  # then, ahead of its time; what counts is whether it can be read now
+            address = _read(self._requests[request_index], self._readers, loaded.slot)
         if request_index == count - 1:
             _check(self._readers)
             self._meter.sweeps += 1
         self._held[request_index] = loaded.slot
         del self._loaded[self._taken]
         self._taken += 1
-        return loaded.address
+        return address
 
     def release(self, request_index: int) -> None:
         self._ring.release(self._held.pop(request_index))
@@ -156,10 +157,10 @@ class Prefetcher:
                 self._claimed += 1
             request = self._requests[sequence % len(self._requests)]
             try:
-                address, error = _read(request, self._readers, slot), None
-            except Exception as caught:
-                address, error = 0, caught
-            self._done.put(_Loaded(sequence, slot, address, error))
+                address, failed = _read(request, self._readers, slot), False
+            except Exception:  # `take` reads it again, and meets what lasts
+                address, failed = 0, True
+            self._done.put(_Loaded(sequence, slot, address, failed))
 
 
 class SerialStream:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from itertools import chain, cycle
 from pathlib import Path
 from statistics import median
@@ -47,8 +47,7 @@ def measure_reader(
     ReadError.
     """
     most, part_s = max(depths), seconds / len(depths)
-    arena = Arena(_MEMORY_BYTES)
-    try:
+    with Arena(_MEMORY_BYTES) as arena:
         memory = arena.take(_MEMORY_BYTES, BLOCK_BYTES)
         memory.array("u1", (_MEMORY_BYTES,))[::BLOCK_BYTES] = 0  # first touch is not the disk's
         eighth = reader.file_bytes // BLOCK_BYTES // _SHORT_READS * BLOCK_BYTES
@@ -68,9 +67,6 @@ def measure_reader(
             return sorted(chain((began,), ended, *(ended for _, *ended in others)))
 
         times = {depth: ends(depth) for depth in depths}
-    finally:
-        with suppress(BufferError):  # the traceback of a failed read may hold some of it
-            arena.close()
     spans = {depth: _spans(each, depth) for depth, each in times.items()}
     typical_s = {depth: median(each) for depth, each in spans.items()}
     steady_s = sum(typical_s[d] / d * (len(each) - 1) for d, each in times.items())
