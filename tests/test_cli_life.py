@@ -52,6 +52,36 @@ def test_ctrl_c_while_writing(smollm_path: Path, tmp_path: Path) -> None:
     assert left_behind(tmp_path) == []
 
 
+# Ctrl-C when a module is about to be imported, the program being hardly begun.
+INTERRUPTED_IMPORT = """
+import os, runpy, signal, sys
+wanted = sys.argv.pop(1)
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == wanted:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+runpy.run_module("flexinfer", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["flexinfer.cli", "argparse", "flexinfer.commands.run", "numpy", "flexinfer.llm", "tokenizers"],
+)
+def test_ctrl_c_before_the_program_has_begun(module: str, smollm_path: Path) -> None:
+    argv = [module, "run", str(smollm_path), "Hi", "--ram", "140MiB", "--max-tokens", "2"]
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IMPORT, *argv],
+        capture_output=True,
+        check=False,
+        timeout=60,
+        env=environment(),
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 def test_a_reader_that_leaves_ends_the_run_quietly(smollm_path: Path, tmp_path: Path) -> None:
     argv = ("run", smollm_path, "Count to a hundred", "--ram", "200MiB", "--quiet")
     with slow_run(*argv, delay_s=0, folder=tmp_path) as process:

@@ -75,7 +75,22 @@ def test_a_prompt_too_long_is_refused_before_any_work(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"max_tokens": -1}, {"seed": -1}, {"stop": "text"}, {"temperature": float("nan")}]
+    "bad",
+    [
+        {"max_tokens": -1},
+        {"seed": -1},
+        {"temperature": float("nan")},
+        {"max_tokens": "5"},
+        {"max_tokens": 5.0},
+        {"temperature": "hot"},
+        {"temperature": None},
+        {"top_k": True},
+        {"seed": 1.5},
+        {"stop": "text"},
+        {"stop": ("a", 5)},
+        {"stop_token_ids": 2},
+        {"ignore_end": 1},
+    ],
 )
 def test_parameters_that_cannot_be(bad: dict[str, object]) -> None:
     with pytest.raises(OptionError) as caught:
@@ -141,6 +156,45 @@ def test_the_ring_may_be_asked_for(smollm_path: Path) -> None:
         assert llm.generate("The capital of France is", FEW).token_ids
     with pytest.raises(OptionError, match="--io-threads is 0"):
         LLM(smollm_path, ram, io_threads=0)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("ram", 1.5),
+        ("ram", True),
+        ("ctx", "64"),
+        ("threads", 2.0),
+        ("kv_type", None),
+        ("policy", 5),
+        ("prefetch", "no"),
+        ("io_threads", "2"),
+        ("force", 1),
+    ],
+)
+def test_options_of_another_type(option: str, value: object, smollm_path: Path) -> None:
+    with pytest.raises(OptionError, match=f"^{option} is .*, of type") as caught:
+        LLM(smollm_path, **{"ram": "2GiB", "ctx": 64, option: value})
+    assert caught.value.hint
+
+
+def test_force_takes_effect_on_a_budget_that_is_stated(smollm_path: Path) -> None:
+    with pytest.raises(OptionError, match="--force takes effect only on a --ram"):
+        LLM(smollm_path, ctx=64, force=True)
+
+
+def test_prompts_of_another_type(llm: LLM) -> None:
+    for prompt in (5, None, [1.5], ["a", 5], [None], {"role": "user"}, [b"x"]):
+        with pytest.raises(PromptError, match="is no prompt") as caught:
+            llm.generate(prompt, FEW)
+        assert caught.value.hint
+    for messages in ("Say hello.", ["Say hello."], [5]):
+        with pytest.raises(PromptError, match="is no conversation"):
+            llm.chat(messages, FEW)
+    with pytest.raises(OptionError, match="params is "):
+        llm.generate("a", {"max_tokens": 5})
+    with pytest.raises(FormatError, match="5 is no path"):
+        LLM(5)
 
 
 def test_a_closed_stream_computes_nothing_more(llm: LLM) -> None:

@@ -1,5 +1,7 @@
 """Errors that are the user's to mend. Each says what, where, both numbers, and what to do."""
 
+from types import UnionType
+
 
 class FlexInferError(Exception):
     """Base of all errors that a user can mend; `hint` says how."""
@@ -35,3 +37,13 @@ class PromptError(FlexInferError):
 
 class ReadError(FlexInferError):
     """The model file could not be read while running (I/O error, file truncated or replaced)."""
+
+
+def check_type(name: str, value: object, kind: type | UnionType) -> None:
+    """Raises OptionError unless `value` is of that type; True and False are no integers here."""
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        words = kind if isinstance(kind, UnionType) else kind.__name__
+        raise OptionError(
+            f"{name} is {value!r:.80}, of type {type(value).__name__}",
+            f"it must be of type {words}",
+        )

@@ -1,11 +1,13 @@
 """The Python API: a model under a budget."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path
 from types import TracebackType
 from typing import Self, cast, overload
 
+from flexinfer.errors import PromptError, check_type
 from flexinfer.executor.engine import Chunk
 from flexinfer.executor.model import Model, open_model
 from flexinfer.executor.sampler import SamplingParams
@@ -81,7 +83,15 @@ class LLM:
         return measure(self.planned, self.session, stall_s, read_bytes)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        return self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        """Token ids of a text; ids stay as they are. Raises PromptError for anything else."""
+        if isinstance(prompt, str):
+            return self.model.tokenizer.encode(prompt)
+        try:
+            return [index(token) for token in prompt]
+        except TypeError as error:
+            raise PromptError(
+                f"{prompt!r:.80} is no prompt: {error}", "give a text or token ids"
+            ) from error
 
     def stream(
         self,
@@ -92,9 +102,11 @@ class LLM:
         """Continue a prompt piece by piece; closing the iterator stops the work. Raises
         PromptError, ReadError.
         """
+        params = SamplingParams() if params is None else params
+        check_type("params", params, SamplingParams)
         self._before = (self.session.stall_s, self.session.disk_read_bytes)
         ids = self.encode(prompt)
-        return self.session.engine.generate(ids, params or SamplingParams(), progress)
+        return self.session.engine.generate(ids, params, progress)
 
     @overload
     def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Completion: ...
@@ -109,7 +121,7 @@ class LLM:
     ) -> Completion | list[Completion]:
         """Continue a prompt, or each of a list of texts, to its end."""
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], str):
-            return [self._complete(str(text), params) for text in prompt]
+            return [self._complete(text, params) for text in prompt]
         return self._complete(cast(Prompt, prompt), params)
 
     def chat(
@@ -118,6 +130,11 @@ class LLM:
         """Answer a conversation by the model's own chat template: [{"role": "user", "content":
         ...}, ...].
         """
+        if isinstance(messages, str) or not all(isinstance(m, Mapping) for m in messages):
+            raise PromptError(
+                f"{messages!r:.80} is no conversation",
+                'give a list of messages such as {"role": "user", "content": "Hello"}',
+            )
         return self._complete(self.model.chat_prompt(list(messages)), params)
 
     def _complete(self, prompt: Prompt, params: SamplingParams | None) -> Completion:

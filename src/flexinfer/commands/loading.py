@@ -7,7 +7,6 @@ from flexinfer.commands.figures import amount_of_bytes, bytes_rate, count, token
 from flexinfer.commands.plan_view import show
 from flexinfer.commands.progress import Phase, Progress
 from flexinfer.commands.summary import describe_plan
-from flexinfer.errors import OptionError
 from flexinfer.executor.model import Model
 from flexinfer.executor.setup import Options, Planned
 from flexinfer.llm import LLM
@@ -15,10 +14,6 @@ from flexinfer.llm import LLM
 
 def options(args: argparse.Namespace, ram: int | None, ctx: int | None) -> Options:
     """The options of a run. Raises OptionError for one that cannot take effect."""
-    if args.force and ram is None:
-        raise OptionError(
-            "--force takes effect only on a --ram", "give --ram, or leave --force out"
-        )
     return Options(
         ram,
         ctx,

@@ -2,12 +2,22 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from types import UnionType
 
 import numpy as np
 
-from flexinfer.errors import FormatError, OptionError
+from flexinfer.errors import FormatError, OptionError, check_type
 from flexinfer.ops.base import Array
+
+_KINDS: dict[str, type | UnionType] = {  # of the parameters that are not just any number
+    "max_tokens": int,
+    "top_k": int,
+    "seed": int | None,
+    "stop": tuple | list,
+    "stop_token_ids": frozenset | set,
+    "ignore_end": bool,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +43,10 @@ class SamplingParams:
     ignore_end: bool = False  # benchmarks: go on after end tokens
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            check_type(field.name, getattr(self, field.name), _KINDS.get(field.name, float | int))
+        for text in self.stop:
+            check_type("a stop string", text, str)
         checks = (
             ("max_tokens", self.max_tokens, self.max_tokens >= 0, "0 or more"),
             ("temperature", self.temperature, 0 <= self.temperature < np.inf, "0 or more"),
@@ -53,7 +67,6 @@ class SamplingParams:
                 "-2 to 2",
             ),
             ("seed", self.seed, self.seed is None or self.seed >= 0, "0 or more"),
-            ("stop", self.stop, not isinstance(self.stop, str), "a tuple of texts"),
         )
         for name, value, good, wanted in checks:
             if not good:

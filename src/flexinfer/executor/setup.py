@@ -2,10 +2,11 @@
 the machine.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import cast
 
 from flexinfer import _kernels
-from flexinfer.errors import OptionError, PromptError
+from flexinfer.errors import OptionError, PromptError, check_type
 from flexinfer.executor.model import Model
 from flexinfer.executor.probe import probe
 from flexinfer.executor.session import kernel_context
@@ -46,7 +47,16 @@ class Options:
     prefetch: bool = True
     prefetch_window: int | None = None
     io_threads: int | None = None
-    force: bool = False
+    force: bool = False  # a leave: without effect where the budget is there
+
+    def __post_init__(self) -> None:
+        """Raises OptionError for a value of another type, and for `force` without `ram`."""
+        for field in fields(self):
+            check_type(field.name, getattr(self, field.name), cast(type, field.type))
+        if self.force and self.ram is None:
+            raise OptionError(
+                "--force takes effect only on a --ram", "give --ram, or leave --force out"
+            )
 
 
 @dataclass(frozen=True, slots=True)

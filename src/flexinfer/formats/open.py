@@ -14,7 +14,10 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
     Raises FormatError, UnsupportedError or ReadError.
     """
-    path = Path(path)
+    try:
+        path = Path(path)
+    except TypeError as error:
+        raise FormatError(f"{path!r:.80} is no path", "give the path of a .gguf file") from error
     try:
         mode = path.stat().st_mode
     except FileNotFoundError as error:
