@@ -1,10 +1,18 @@
-"""A machine built by hand, in files like the kernel's, and the names of a report's facts."""
+"""A machine built by hand, in files like the kernel's, what is judged of it; names of a report."""
 
+from dataclasses import replace
 from pathlib import Path
 
-from flexinfer.memory.machine import Roots
+from flexinfer.commands import findings
+from flexinfer.commands.findings import Finding
+from flexinfer.memory import machine
+from flexinfer.memory.machine import Processor, Roots
+from flexinfer.memory.trial import Trial
+from flexinfer.units import GiB, MiB
 
 THP = "kernel/mm/transparent_hugepage"
+PLAIN = Processor("A Processor", virtual=False)
+TRIAL = Trial(64 * MiB, 62 * MiB, 40e9, 11 * GiB, None, pinned=True)
 NAMES = {
     "instructions",
     "threads",
@@ -84,3 +92,21 @@ class Machine:
 def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
+
+
+def threads(fake: Machine) -> Finding:
+    return findings.judge_threads(machine.threads(fake.roots))
+
+
+def memory(fake: Machine, own_bytes: int = 40 * MiB) -> Finding:
+    return findings.judge_memory(machine.memory(fake.roots), own_bytes)
+
+
+def huge_pages(fake: Machine, huge_bytes: int = 0) -> Finding:
+    trial = replace(TRIAL, huge_bytes=huge_bytes)
+    return findings.judge_huge_pages(machine.huge_pages(fake.roots), trial)
+
+
+def pinning(fake: Machine, *, pinned: bool, swap: bool = False) -> Finding:
+    trial = replace(TRIAL, pinned=pinned)
+    return findings.judge_pinning(machine.lock_limit(fake.roots), trial, swap)
