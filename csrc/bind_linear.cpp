@@ -12,6 +12,7 @@
 
 #include "context.h"
 #include "linear.h"
+#include "ports.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -158,6 +159,11 @@ double bind_read_bandwidth(Context& context, uintptr_t address, int64_t size_byt
   return static_cast<double>(size_bytes) * repeats / elapsed.count();
 }
 
+double bind_port_rate(Context& context, bool floats) {
+  nb::gil_scoped_release release;
+  return port_rate(context, floats);
+}
+
 }  // namespace
 
 void bind_linear(nb::module_& m) {
@@ -183,6 +189,8 @@ void bind_linear(nb::module_& m) {
         "Rows as in the file at address source to float32 out [rows, at least columns].");
   m.def("read_bandwidth", bind_read_bandwidth, "ctx"_a, "address"_a, "size_bytes"_a, "repeats"_a,
         "Bytes per second at which all threads together read this memory and do nothing else.");
+  m.def("port_rate", bind_port_rate, "ctx"_a, "floats"_a,
+        "Operations per second of all threads' multiply instructions alone, int8 or float32, two per multiply-add.");
 }
 
 }  // namespace flexinfer

@@ -8,7 +8,8 @@
 
 #include "attention_kernels.h"
 #include "ops_kernels.h"
+#include "ports_kernels.h"
 
 namespace flexinfer::FI_NS {
-static constexpr KernelTable kKernels{kLinearKernels, kOpsKernels, kAttentionKernels};
+static constexpr KernelTable kKernels{kLinearKernels, kOpsKernels, kAttentionKernels, kPortKernels};
 }

@@ -5,6 +5,7 @@
 #include "attention.h"
 #include "linear.h"
 #include "ops.h"
+#include "ports.h"
 
 namespace flexinfer {
 
@@ -12,6 +13,7 @@ struct KernelTable {
   LinearKernels linear;
   OpsKernels ops;
   AttentionKernels attention;
+  PortKernels ports;
 };
 
 const KernelTable& scalar_kernels();

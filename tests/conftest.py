@@ -1,7 +1,9 @@
 """Real models for the tests: their folder is FLEXINFER_TEST_MODELS, by default `models` here."""
 
+import importlib.util
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,13 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # How long an example takes says nothing on a machine that others use.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
+
+# Another build of the native module stands in for the installed one: `make sanitize`.
+if _kernels := os.environ.get("FLEXINFER_TEST_KERNELS"):
+    _spec = importlib.util.spec_from_file_location("flexinfer._kernels", _kernels)
+    assert _spec is not None and _spec.loader is not None
+    sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(sys.modules[_spec.name])
 
 _FOLDER = Path(os.environ.get("FLEXINFER_TEST_MODELS", Path(__file__).parent.parent / "models"))
 

@@ -121,6 +121,8 @@ def _dispatch(args: argparse.Namespace, console: Console) -> int:
             from flexinfer.commands.run import run as command
         case "plan":
             from flexinfer.commands.plan import plan as command
+        case "bench" if args.kernels:
+            from flexinfer.commands.bench_kernels import bench_kernels as command
         case "bench":
             from flexinfer.commands.bench import bench as command
         case "perplexity":
@@ -164,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"flexinfer {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
 
-    def add(name: str, summary: str, *, optional: bool = False) -> argparse.ArgumentParser:
+    def add(name: str, summary: str, *, optional: str = "") -> argparse.ArgumentParser:
         command: argparse.ArgumentParser = commands.add_parser(
             name,
             help=summary,
@@ -175,19 +177,28 @@ def _parser() -> argparse.ArgumentParser:
             "model",
             metavar="MODEL",
             nargs="?" if optional else None,
-            help="a GGUF file, or `demo`" + (", to look at its place too" if optional else ""),
+            help="a GGUF file, or `demo`" + (f", {optional}" if optional else ""),
         )
         return command
 
     _add_run(add("run", "continue a prompt, or chat when there is none"))
     _add_plan(add("plan", "show what would be locked and streamed, and how fast that will be"))
-    _add_bench(add("bench", "measure speed and memory at one or several budgets"))
+    bench = add(
+        "bench",
+        "measure speed and memory at one or several budgets",
+        optional="with --kernels only to try just its block types",
+    )
+    _add_bench(bench)
     _add_perplexity(
         add("perplexity", "score a text, in chunks of the context, each one's second half")
     )
     info = add("info", "show what a model file holds, and whether it can be run")
     _add_common(info)
-    doctor = add("doctor", "show what this machine gives and what stands in the way", optional=True)
+    doctor = add(
+        "doctor",
+        "show what this machine gives and what stands in the way",
+        optional="to look at its place too",
+    )
     _add_common(doctor)
     return parser
 
@@ -249,6 +260,11 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 def _add_bench(parser: argparse.ArgumentParser) -> None:
     _add_tokens(parser)
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="default: 3")
+    parser.add_argument(
+        "--kernels",
+        action="store_true",
+        help="measure the products of each block type instead, beside what the machine gives",
+    )
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     _add_budget(parser, several=True)
     _add_common(parser)

@@ -41,6 +41,8 @@ def bench(args: argparse.Namespace, console: Console) -> int:
     """A budget that fails is reported in its place; the exit code is that of the last such."""
     if args.repeat < 1:
         raise OptionError(f"--repeat is {args.repeat}; it must be 1 or more")
+    if args.model is None:
+        raise OptionError("bench needs a MODEL, or --kernels")
     if args.child:
         run, code = _here(args, console)
         print(json.dumps(run))

@@ -3,24 +3,24 @@ memory, our kernels.
 """
 
 import ctypes
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 
 from flexinfer import _kernels
+from flexinfer.executor.rates import measure_product, timed
 from flexinfer.formats.quants import BlockType
-from flexinfer.memory.arena import Arena
+from flexinfer.memory.arena import Arena, Region
 from flexinfer.models.spec import ModelSpec
 from flexinfer.planner.estimator import visible_keys
 from flexinfer.planner.hardware import Hardware, KernelRates
 from flexinfer.streaming.probe import DEPTHS, probe_disk
 from flexinfer.units import MiB
 
-COLUMNS = 4096
-TOKENS = 64
+TOKENS = 64  # that stand for many
+MANY_ROWS = 1024  # do for so many tokens
 ATTENTION_PAGES = 4  # a prompt of 256 tokens
 MAX_READ_BYTES = 64 * MiB  # beyond the caches
 MIN_READ_BYTES = 4 * MiB
@@ -43,10 +43,11 @@ def probe(
     read_bytes = max(MIN_READ_BYTES, min(MAX_READ_BYTES, spare_bytes // 2))
     disk = probe_disk(path, request_bytes, depths)
     with closing(Arena(read_bytes)) as arena:
-        address = arena.take(read_bytes).address
+        region = arena.take(read_bytes)
+        address = region.address
         ctypes.memset(address, 1, read_bytes)  # untouched memory is one page of zeros, all in cache
         memory = _kernels.read_bandwidth(context, address, read_bytes, 2)
-        kernels = {t.name: _rates(t, context, address, read_bytes, memory) for t in types}
+        kernels = {t.name: _rates(t, context, region, memory) for t in types}
         attention = _attention_rate(spec, kv_type, context, address, read_bytes)
     return Hardware(disk, memory, attention, kernels)
 
@@ -66,52 +67,12 @@ def _attention_rate(
     def attend() -> None:
         _kernels.attention(context, q, out, address, page_bytes, table, 0, *shape, 1.0)
 
-    return 2 * 2 * spec.heads * spec.head_dim * visible_keys(0, n, None) / _best_s(attend)
+    return 2 * 2 * spec.heads * spec.head_dim * visible_keys(0, n, None) / timed(attend).best_s
 
 
 def _rates(
-    kind: BlockType,
-    context: _kernels.Context,
-    address: int,
-    read_bytes: int,
-    memory_bytes_per_s: float,
+    kind: BlockType, context: _kernels.Context, memory: Region, memory_bytes_per_s: float
 ) -> KernelRates:
-    """Products with zeros, of which every block type can be made: their time does not depend on
-    the values.
-    """
-    row_bytes = kind.row_bytes(COLUMNS)
-    rows = min(read_bytes // row_bytes // 16 * 16, 16384)
-    x = np.ones((TOKENS, COLUMNS), np.float32)
-    quantised = np.zeros((TOKENS, _kernels.activation_bytes(COLUMNS)), np.uint8)
-    out = np.zeros((TOKENS, rows), np.float32)
-
-    def product(tokens: int, rows: int) -> Callable[[], None]:
-        return lambda: _kernels.linear(
-            context,
-            kind.ggml_id,
-            True,
-            address,
-            rows,
-            COLUMNS,
-            x[:tokens],
-            quantised[:tokens],
-            out[:tokens],
-            0,
-            0,
-            None,
-        )
-
-    few = min(rows, 1024)
-    one_s, many_s = _best_s(product(1, rows)), _best_s(product(TOKENS, few))
-    return KernelRates(
-        min(rows * row_bytes / one_s, memory_bytes_per_s), 2 * few * COLUMNS * TOKENS / many_s
-    )
-
-
-def _best_s(call: Callable[[], None]) -> float:
-    times = []
-    for _ in range(3):
-        started = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - started)
-    return min(times)
+    one = measure_product(context, kind, 1, memory)
+    many = measure_product(context, kind, TOKENS, memory, max_rows=MANY_ROWS)
+    return KernelRates(min(one.bytes_per_s, memory_bytes_per_s), many.ops_per_s)

@@ -83,13 +83,8 @@ def plan_run(
     if options.ram is not None:
         budget = parse_bytes(options.ram)
         check_budget(budget, available, options.force)
-    if options.threads is not None and not 1 <= options.threads <= MAX_THREADS:
-        raise OptionError(
-            f"--threads is {options.threads}; it must be 1 to {MAX_THREADS}",
-            "leave it out to use the processors available",
-        )
     check_reading(options.prefetch, options.prefetch_window, options.io_threads)
-    context = kernel_context(options.threads or cpus_available())
+    context = kernel_context(thread_count(options.threads))
     sizes = Sizes(model.spec, model.weights, options.kv_type)
     workload = _workload(sizes, options.ctx, budget, prompt_tokens, new_tokens)
     types = dict.fromkeys(m.tensor.block_type for m in model.weights.matrices)
@@ -125,6 +120,16 @@ def plan_run(
     )
     prediction = predict(model.spec, model.weights.matrices, plan, hardware)
     return Planned(plan, hardware, prediction, available, context)
+
+
+def thread_count(asked: int | None) -> int:
+    """As many as asked for, else the processors available. Raises OptionError."""
+    if asked is not None and not 1 <= asked <= MAX_THREADS:
+        raise OptionError(
+            f"--threads is {asked}; it must be 1 to {MAX_THREADS}",
+            "leave it out to use the processors available",
+        )
+    return asked or cpus_available()
 
 
 def _workload(

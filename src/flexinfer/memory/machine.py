@@ -15,6 +15,7 @@ from flexinfer.memory.budget import (
     size_table,
 )
 from flexinfer.memory.cgroups import CGROUPS, PROC, Level, levels, system_text
+from flexinfer.units import parse_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +237,20 @@ def clock(roots: Roots) -> Clock | None:
         int(limit) * 1000,
         int(hardware) * 1000,
     )
+
+
+def cache_bytes(roots: Roots) -> int:
+    """What the last level's caches hold together; 0 where the system does not say."""
+    sizes: dict[tuple[int, str], int] = {}  # by level and the processors that share one
+    for folder in (roots.sys / "devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*"):
+        path = str(folder.relative_to(roots.sys))
+        level, shared, size = (
+            roots.text(f"{path}/{name}") for name in ("level", "shared_cpu_list", "size")
+        )
+        if level and shared and size:
+            sizes[int(level), shared] = parse_bytes(size)
+    last = max((level for level, _ in sizes), default=0)
+    return sum(size for (level, _), size in sizes.items() if level == last)
 
 
 def _chosen(text: str | None) -> str | None:

@@ -1,0 +1,141 @@
+"""How fast the kernels multiply: one block type, one number of tokens, one layout at a time."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from flexinfer import _kernels
+from flexinfer.formats.quants import BlockType
+from flexinfer.memory.arena import Region
+from flexinfer.planner.placement import GROUP_ROWS
+
+COLUMNS = 4096
+MAX_ROWS = 16384
+MAX_OPERATIONS = 8 << 30  # of one product: a fraction of a second
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds of the same work, run several times."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def best_s(self) -> float:
+        return min(self.seconds)
+
+    @property
+    def median_s(self) -> float:
+        return float(np.median(self.seconds))
+
+
+@dataclass(frozen=True, slots=True)
+class ProductRate:
+    """Products of `tokens` activations with rows of one type, locked (interleaved) or as in the
+    file.
+    """
+
+    kind: BlockType
+    tokens: int
+    locked: bool
+    rows: int
+    times: Times
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.rows * self.kind.row_bytes(COLUMNS)
+
+    @property
+    def operations(self) -> int:
+        return 2 * self.rows * COLUMNS * self.tokens
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Of weights, in the best run."""
+        return self.weight_bytes / self.times.best_s
+
+    @property
+    def ops_per_s(self) -> float:
+        """Two per multiply-add, in the best run."""
+        return self.operations / self.times.best_s
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What no product can be faster than: reading its weights and doing nothing else, and the
+    multiply instructions alone, on operands at hand (the processor's ports and clock).
+    """
+
+    read_bytes_per_s: float
+    int8_ops_per_s: float
+    float_ops_per_s: float
+
+
+def measure_bounds(context: _kernels.Context, memory: Region, repeats: int = 3) -> Bounds:
+    """The best of several runs each; `memory` must have been touched."""
+
+    def best(measure: Callable[[], float]) -> float:
+        return max(measure() for _ in range(repeats))
+
+    return Bounds(
+        best(lambda: _kernels.read_bandwidth(context, memory.address, memory.size_bytes, 1)),
+        best(lambda: _kernels.port_rate(context, floats=False)),
+        best(lambda: _kernels.port_rate(context, floats=True)),
+    )
+
+
+def measure_product(
+    context: _kernels.Context,
+    kind: BlockType,
+    tokens: int,
+    memory: Region,
+    *,
+    locked: bool = True,
+    max_rows: int = MAX_ROWS,
+    repeats: int = 3,
+) -> ProductRate:
+    """Multiply whatever `memory` holds, which must have been touched; time does not depend on it.
+
+    Every repeat takes the memory behind the last one's, so weights come from memory where the
+    region is larger than the caches. Few rows do where many tokens keep the processor computing.
+    """
+    row_bytes = kind.row_bytes(COLUMNS)
+    rows = min(memory.size_bytes // row_bytes, max_rows, MAX_OPERATIONS // (2 * COLUMNS * tokens))
+    rows = rows // GROUP_ROWS * GROUP_ROWS
+    assert rows > 0
+    x = np.ones((tokens, COLUMNS), np.float32)
+    quantised = np.zeros((tokens, _kernels.activation_bytes(COLUMNS)), np.uint8)
+    out = np.zeros((tokens, rows), np.float32)
+    places = memory.size_bytes // (rows * row_bytes)
+    passes = iter(range(repeats))
+
+    def product() -> None:
+        address = memory.address + next(passes) % places * rows * row_bytes
+        _kernels.linear(
+            context,
+            kind.ggml_id,
+            locked,
+            address,
+            rows,
+            COLUMNS,
+            x,
+            quantised,
+            out,
+            0,
+            0,
+            None,
+        )
+
+    return ProductRate(kind, tokens, locked, rows, timed(product, repeats))
+
+
+def timed(call: Callable[[], None], repeats: int = 3) -> Times:
+    """How long each of several calls takes."""
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - started)
+    return Times(tuple(times))

@@ -1,0 +1,111 @@
+"""`flexinfer bench --kernels` and what it measures with."""
+
+import ctypes
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from cli_tools import flexinfer
+from doctor_tools import Machine
+from factory import make_gguf
+
+from flexinfer import _kernels
+from flexinfer.commands.bench_kernels import TOKENS
+from flexinfer.executor.rates import COLUMNS, Times, measure_bounds, measure_product
+from flexinfer.formats.quants import BLOCK_TYPES
+from flexinfer.memory import machine
+from flexinfer.memory.arena import Arena
+from flexinfer.units import MiB
+
+Q4_0, F16 = BLOCK_TYPES[2], BLOCK_TYPES[1]
+
+
+@pytest.mark.parametrize("locked", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "tokens", "rows"),
+    [
+        (Q4_0, 1, 4 * MiB // (COLUMNS // 32 * 18) // 16 * 16),  # all that the memory holds
+        (F16, 1, 512),
+        (F16, 512, 512),
+        (Q4_0, 1024, 1024),  # 2^33 operations, no more
+    ],
+)
+def test_a_product_is_as_large_as_memory_and_time_allow(
+    kind: object, tokens: int, rows: int, locked: bool
+) -> None:
+    context = _kernels.Context(2)
+    with closing(Arena(4 * MiB)) as arena:
+        memory = arena.take(4 * MiB)
+        ctypes.memset(memory.address, 1, memory.size_bytes)
+        rate = measure_product(context, kind, tokens, memory, locked=locked, repeats=2)
+    assert (rate.rows, rate.tokens, rate.locked) == (rows, tokens, locked)
+    assert len(rate.times.seconds) == 2
+    assert rate.weight_bytes == rows * kind.row_bytes(COLUMNS)
+    assert rate.bytes_per_s == rate.weight_bytes / rate.times.best_s
+    assert rate.ops_per_s == 2 * rows * COLUMNS * tokens / rate.times.best_s
+
+
+def test_best_and_median_of_times() -> None:
+    times = Times((3.0, 1.0, 7.0))
+    assert (times.best_s, times.median_s) == (1.0, 3.0)
+
+
+@pytest.mark.parametrize("isa", _kernels.available_isas())
+def test_bounds_are_measured_on_every_instruction_set(isa: str) -> None:
+    with closing(Arena(2 * MiB)) as arena:
+        memory = arena.take(2 * MiB)
+        ctypes.memset(memory.address, 1, memory.size_bytes)
+        bounds = measure_bounds(_kernels.Context(1, isa), memory, repeats=1)
+    assert bounds.read_bytes_per_s > 0
+    assert bounds.int8_ops_per_s > 0 and bounds.float_ops_per_s > 0
+
+
+def test_caches_are_counted_once_each(tmp_path: Path) -> None:
+    made = Machine(tmp_path)
+    assert machine.cache_bytes(made.roots) == 0
+    for cpu in range(4):
+        pair = f"{cpu // 2 * 2}-{cpu // 2 * 2 + 1}"
+        for index, (level, shared, size) in enumerate([(1, cpu, "32K"), (3, pair, "8M")]):
+            folder = made.roots.sys / f"devices/system/cpu/cpu{cpu}/cache/index{index}"
+            folder.mkdir(parents=True)
+            for name, text in (("level", level), ("shared_cpu_list", shared), ("size", size)):
+                (folder / name).write_text(f"{text}\n")
+    assert machine.cache_bytes(made.roots) == 2 * 8 * MiB
+
+
+def test_the_types_of_a_model_as_json_and_as_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    make_gguf(path, "llama", block_type="Q4_0", intermediate_size=512)
+    common = ("bench", path, "--kernels", "--repeat", 1, "--threads", 2)
+    done = flexinfer(*common, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["threads"] == 2 and found["memory_bytes"] >= 2 * MiB
+    assert "Q4_0" in [each["type"] for each in found["types"]]
+    for each in found["types"]:
+        products = [(p["tokens"], p["layout"]) for p in each["products"]]
+        assert products == [(n, layout) for n in TOKENS for layout in ("locked", "streamed")]
+        assert all(p["bytes_per_s"] > 0 and len(p["seconds"]) == 1 for p in each["products"])
+    done = flexinfer(*common)
+    assert done.returncode == 0, done.stderr
+    assert "Q4_0: read" in done.stdout and "GOP/s int8" in done.stdout
+    lines = [line.split() for line in done.stdout.splitlines()]
+    counts = [int(line[0]) for line in lines if len(line) == 11 and line[0].isdigit()]
+    assert counts == [*TOKENS] * len(found["types"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--kernels", "--ram", "1GiB"], "--ram has no effect"),
+        (["--kernels", "--no-prefetch"], "--no-prefetch has no effect"),
+        (["--kernels", "--new-tokens", "3"], "--new-tokens has no effect"),
+        (["--kernels", "--repeat", "0"], "--repeat is 0"),
+        (["--kernels", "--threads", "0"], "--threads is 0"),
+        ([], "bench needs a MODEL, or --kernels"),
+    ],
+)
+def test_what_cannot_take_effect_is_refused(argv: list[str], message: str) -> None:
+    done = flexinfer("bench", *argv)
+    assert done.returncode == 2 and message in done.stderr, done.stderr
