@@ -88,9 +88,7 @@ class InMemory:
         return Figure(name, "tokens/s", done.pop("flexinfer"), done)
 
 
-def first_token_limited(
-    path: Path, python: str, threads: int, percent: int, rounds: int
-) -> Figure:
+def first_token_limited(path: Path, python: str, threads: int, percent: int, rounds: int) -> Figure:
     """First tokens per second of a long prompt, both engines in a group of the same limit."""
     limit = int(path.stat().st_size * percent / 100 + 0.7e9)
     tokens = f"--prompt-tokens={LIMITED_PROMPT_TOKENS}"

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "bind.h"
 #include "context.h"
 #include "linear.h"
 #include "ports.h"
@@ -86,14 +87,14 @@ int64_t bind_group_bytes(int type_id, int64_t columns) {
   return kGroupRows * (columns / type.block_columns) * type.block_bytes;
 }
 
-void bind_quantize(Context& context, const Floats& x, const MutableBytes& out) {
+template <class Target>
+void bind_quantize(Target& target, const Floats& x, const MutableBytes& out) {
   const int64_t tokens = static_cast<int64_t>(x.shape(0)), columns = static_cast<int64_t>(x.shape(1));
   check_matrix(x, "x", tokens, columns);
   check_matrix(out, "out", tokens, bind_activation_bytes(columns));
   check_aligned(out.data(), "out");
   if (out.stride(0) % 4) refuse("rows of out must be aligned to 4 bytes");
-  nb::gil_scoped_release release;
-  quantize(context, x.data(), x.stride(0), tokens, columns, out.data(), out.stride(0));
+  issue(target, Quantize{x.data(), x.stride(0), tokens, columns, out.data(), out.stride(0)});
 }
 
 void bind_interleave(Context& context, int type_id, uintptr_t source, uintptr_t destination, int64_t rows,
@@ -105,9 +106,10 @@ void bind_interleave(Context& context, int type_id, uintptr_t source, uintptr_t 
   interleave(context, type, from, rows, columns, to);
 }
 
-void bind_linear_product(Context& context, int type_id, bool interleaved, uintptr_t weights, int64_t rows,
-                         int64_t columns, const Floats& x, const std::optional<Bytes>& xq, const MutableFloats& out,
-                         int64_t row0, int epilogue, const std::optional<Vector>& bias) {
+// The product, once all but the place of its weights is checked.
+Product checked_product(const Context& context, int type_id, bool interleaved, int64_t rows, int64_t columns,
+                        const Floats& x, const std::optional<Bytes>& xq, const MutableFloats& out, int64_t row0,
+                        int epilogue, const std::optional<Vector>& bias) {
   const TypeKernels& type = checked_type(find_type(context, type_id), type_id, rows, columns);
   const int64_t tokens = static_cast<int64_t>(x.shape(0));
   check_matrix(x, "x", tokens, columns);
@@ -116,7 +118,7 @@ void bind_linear_product(Context& context, int type_id, bool interleaved, uintpt
   if (row0 < 0) refuse("row0 is negative: " + text(row0));
   check_matrix(out, "out", tokens, row0 + rows);
   if (epilogue < 0 || epilogue > static_cast<int>(Epilogue::kGeluMul)) refuse("no epilogue " + text(epilogue));
-  LinearJob job{pointer(weights, "weights"), interleaved, rows, columns, nullptr, 0, tokens, out.data() + row0,
+  LinearJob job{nullptr, interleaved, rows, columns, nullptr, 0, tokens, out.data() + row0,
                 out.stride(0), static_cast<Epilogue>(epilogue), nullptr};
   if (type.float_activations) {
     job.x = reinterpret_cast<const uint8_t*>(x.data());
@@ -135,8 +137,27 @@ void bind_linear_product(Context& context, int type_id, bool interleaved, uintpt
     if (bias->stride(0) != 1) refuse("bias must be contiguous");
     job.bias = bias->data() + row0;
   }
-  nb::gil_scoped_release release;
-  linear(context, type, job);
+  return {&type, job};
+}
+
+template <class Target>
+void bind_linear_product(Target& target, int type_id, bool interleaved, uintptr_t weights, int64_t rows,
+                         int64_t columns, const Floats& x, const std::optional<Bytes>& xq, const MutableFloats& out,
+                         int64_t row0, int epilogue, const std::optional<Vector>& bias) {
+  Product product = checked_product(context_of(target), type_id, interleaved, rows, columns, x, xq, out, row0,
+                                    epilogue, bias);
+  product.job.weights = pointer(weights, "weights");
+  issue(target, product);
+}
+
+void bind_streamed_product(Program& program, int type_id, int64_t request, int64_t offset_bytes, int64_t rows,
+                           int64_t columns, const Floats& x, const std::optional<Bytes>& xq, const MutableFloats& out,
+                           int64_t row0, int epilogue, const std::optional<Vector>& bias) {
+  Product product = checked_product(program.context(), type_id, false, rows, columns, x, xq, out, row0, epilogue, bias);
+  if (request < 0 || offset_bytes < 0) refuse("request and offset_bytes must not be negative");
+  product.request = request;
+  product.offset_bytes = offset_bytes;
+  issue(program, product);
 }
 
 void bind_dequantize(int type_id, uintptr_t source, int64_t rows, int64_t columns, const MutableFloats& out) {
@@ -164,20 +185,13 @@ double bind_port_rate(Context& context, bool floats) {
   return port_rate(context, floats);
 }
 
-}  // namespace
-
-void bind_linear(nb::module_& m) {
-  m.def("supported_types", bind_supported_types, "The ggml ids of the block types that can be multiplied by.");
-  m.def("activation_bytes", bind_activation_bytes, "columns"_a,
-        "Bytes of one token's quantised activations; columns is a multiple of 32.");
-  m.def("group_bytes", bind_group_bytes, "type_id"_a, "columns"_a, "Bytes of a group of 16 rows, in either layout.");
-  m.def("quantize", bind_quantize, "ctx"_a, "x"_a.noconvert(), "out"_a.noconvert(),
+template <class Target>
+void bind_products(nb::module_& m) {
+  m.def("quantize", bind_quantize<Target>, "ctx"_a, "x"_a.noconvert(), "out"_a.noconvert(),
         "Quantise x, float32 [tokens, columns], into out, uint8 [tokens, activation_bytes(columns)].\n\n"
         "Int8 per 32 values: scale absmax / 127, q = x * (127 / absmax) rounded half to even. A block below 2^-100 in\n"
         "magnitude becomes zero; one with an infinity or NaN makes every output that it reaches NaN.");
-  m.def("interleave", bind_interleave, "ctx"_a, "type_id"_a, "source"_a, "destination"_a, "rows"_a, "columns"_a,
-        "Rows as in the file at address source to interleaved groups at destination, padded to whole groups.");
-  m.def("linear", bind_linear_product, "ctx"_a, "type_id"_a, "interleaved"_a, "weights"_a, "rows"_a, "columns"_a,
+  m.def("linear", bind_linear_product<Target>, "ctx"_a, "type_id"_a, "interleaved"_a, "weights"_a, "rows"_a, "columns"_a,
         "x"_a.noconvert(), "xq"_a.noconvert().none(), "out"_a.noconvert(), "row0"_a, "epilogue"_a,
         "bias"_a.noconvert().none(),
         "y = x . W^T + bias for `rows` weight rows at address weights, into out[:, row0 : row0 + rows].\n\n"
@@ -185,6 +199,23 @@ void bind_linear(nb::module_& m) {
         "[tokens, at least row0 + rows], bias float32 [at least row0 + rows], read from row0. Epilogues: 0 out = y,\n"
         "1 out += y, 2 out = silu(out) * y, 3 out = gelu(out) * y (the tanh form). Bits do not depend on tokens per\n"
         "call, threads, layout, or cuts at multiples of 16 rows.");
+}
+
+}  // namespace
+
+void bind_linear(nb::module_& m) {
+  bind_products<Context>(m);
+  bind_products<Program>(m);
+  m.def("linear_streamed", bind_streamed_product, "program"_a, "type_id"_a, "request"_a, "offset_bytes"_a, "rows"_a,
+        "columns"_a, "x"_a.noconvert(), "xq"_a.noconvert().none(), "out"_a.noconvert(), "row0"_a, "epilogue"_a,
+        "bias"_a.noconvert().none(),
+        "Records linear of rows as in the file that lie offset_bytes behind the address of a streamed request.");
+  m.def("supported_types", bind_supported_types, "The ggml ids of the block types that can be multiplied by.");
+  m.def("activation_bytes", bind_activation_bytes, "columns"_a,
+        "Bytes of one token's quantised activations; columns is a multiple of 32.");
+  m.def("group_bytes", bind_group_bytes, "type_id"_a, "columns"_a, "Bytes of a group of 16 rows, in either layout.");
+  m.def("interleave", bind_interleave, "ctx"_a, "type_id"_a, "source"_a, "destination"_a, "rows"_a, "columns"_a,
+        "Rows as in the file at address source to interleaved groups at destination, padded to whole groups.");
   m.def("dequantize", bind_dequantize, "type_id"_a, "source"_a, "rows"_a, "columns"_a, "out"_a.noconvert(),
         "Rows as in the file at address source to float32 out [rows, at least columns].");
   m.def("read_bandwidth", bind_read_bandwidth, "ctx"_a, "address"_a, "size_bytes"_a, "repeats"_a,

@@ -9,8 +9,11 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "attention.h"
+#include "bind.h"
 #include "context.h"
 #include "ops.h"
 
@@ -24,6 +27,7 @@ using Matrix = nb::ndarray<float, nb::ndim<2>, nb::device::cpu>;
 using ConstMatrix = nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>;
 using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Doubles = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ints64 = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 [[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
@@ -51,13 +55,12 @@ void require_same_shape(const char* what, const Rows& a, const Rows& b) {
   require_equal((std::string("width of ") + what).c_str(), a.width, b.width);
 }
 
-template <bool kAccumulate>
-void bind_rms_norm(Context& context, const ConstMatrix& x, const Vector& weight, float eps, const Matrix& out) {
+template <class Target, bool kAccumulate>
+void bind_rms_norm(Target& target, const ConstMatrix& x, const Vector& weight, float eps, const Matrix& out) {
   const Rows from = rows_of("x", x), to = rows_of("out", out);
   if (from.rows != to.rows || from.width != to.width) require_same_shape("out", to, from);
   require_equal("size of weight", weight.shape(0), from.width);
-  nb::gil_scoped_release release;
-  rms_norm(context, from, weight.data(), eps, kAccumulate, to);
+  issue(target, RmsNorm{from, weight.data(), eps, kAccumulate, to});
 }
 
 void bind_rope_angles(const Doubles& inverse_frequencies, const Ints& positions, double magnitude, const Matrix& out) {
@@ -74,7 +77,8 @@ void bind_rope_angles(const Doubles& inverse_frequencies, const Ints& positions,
     }
 }
 
-void bind_rope(Context& context, const Matrix& x, int64_t heads, int64_t head_dim, const ConstMatrix& angles,
+template <class Target>
+void bind_rope(Target& target, const Matrix& x, int64_t heads, int64_t head_dim, const ConstMatrix& angles,
                bool adjacent) {
   const Rows in_place = rows_of("x", x);
   const Rows table = rows_of("angles", angles);
@@ -84,21 +88,19 @@ void bind_rope(Context& context, const Matrix& x, int64_t heads, int64_t head_di
   if (table.width % 2 != 0 || table.width > head_dim)
     refuse("width of angles is " + std::to_string(table.width) + ", must be even and at most head_dim, " +
            std::to_string(head_dim));
-  nb::gil_scoped_release release;
-  rope(context, in_place, heads, table, adjacent);
+  issue(target, Rope{in_place, heads, table, adjacent});
 }
 
-void bind_scale(Context& context, const Matrix& x, float factor) {
-  const Rows in_place = rows_of("x", x);
-  nb::gil_scoped_release release;
-  scale(context, in_place, factor);
+template <class Target>
+void bind_scale(Target& target, const Matrix& x, float factor) {
+  issue(target, Scale{rows_of("x", x), factor});
 }
 
-void bind_softcap(Context& context, const Matrix& x, float cap) {
+template <class Target>
+void bind_softcap(Target& target, const Matrix& x, float cap) {
   const Rows in_place = rows_of("x", x);
   if (!(cap > 0.0f)) refuse("cap must be positive, not " + std::to_string(cap));
-  nb::gil_scoped_release release;
-  softcap(context, in_place, cap);
+  issue(target, Softcap{in_place, cap});
 }
 
 void bind_exp(Context& context, const Matrix& x) {
@@ -128,43 +130,116 @@ int64_t bind_kv_page_bytes(int64_t kv_heads, int64_t head_dim, int64_t type_id) 
   return 2 * KvPages{nullptr, 0, nullptr, kv_heads, head_dim, type}.half_bytes();
 }
 
-KvPages pages_of(uintptr_t pages, int64_t page_stride_bytes, const Ints& table, int64_t start, int64_t tokens,
-                 int64_t kv_heads, int64_t head_dim, int64_t type_id) {
+KvPages pages_of(uintptr_t pages, int64_t page_stride_bytes, int64_t kv_heads, int64_t head_dim, int64_t type_id) {
   const KvType type = kv_type_of(type_id);
   require_kv_shape(kv_heads, head_dim, type);
-  const KvPages kv{reinterpret_cast<std::byte*>(pages), page_stride_bytes, table.data(), kv_heads, head_dim, type};
+  const KvPages kv{reinterpret_cast<std::byte*>(pages), page_stride_bytes, nullptr, kv_heads, head_dim, type};
   require_at_least("page_stride_bytes", page_stride_bytes, 2 * kv.half_bytes());
+  return kv;
+}
+
+// The table, once it is known to hold the pages of `tokens` tokens from position `start` on, and of all before them.
+const int32_t* pages_until(const Ints& table, int64_t start, int64_t tokens) {
   require_at_least("start", start, 0);
   const int64_t needed = start / kPageTokens + (start % kPageTokens + tokens + kPageTokens - 1) / kPageTokens;
   require_at_least("size of table", table.shape(0), needed);
   for (int64_t page = 0; page < needed; ++page) require_at_least("page number", table.data()[page], 0);
-  return kv;
+  return table.data();
 }
 
 void bind_kv_append(Context& context, const ConstMatrix& k, const ConstMatrix& v, uintptr_t pages,
                     int64_t page_stride_bytes, const Ints& table, int64_t start, int64_t kv_heads, int64_t head_dim,
                     int64_t type_id) {
   const Rows keys = rows_of("k", k), values = rows_of("v", v);
-  const KvPages kv = pages_of(pages, page_stride_bytes, table, start, keys.rows, kv_heads, head_dim, type_id);
+  KvPages kv = pages_of(pages, page_stride_bytes, kv_heads, head_dim, type_id);
+  kv.table = pages_until(table, start, keys.rows);
   require_equal("width of k", keys.width, kv_heads * head_dim);
   require_same_shape("v", values, keys);
   nb::gil_scoped_release release;
   kv_append(context, kv, keys.data, keys.stride, values.data, values.stride, keys.rows, start);
 }
 
+// All but the table, and where the tokens begin.
+Attention attention_of(const Rows& q, const Rows& out, const KvPages& kv, int64_t heads, float scale, int64_t window,
+                       float softcap) {
+  require_equal("width of q", q.width, heads * kv.head_dim);
+  require_same_shape("out", out, q);
+  if (heads < kv.kv_heads || heads % kv.kv_heads != 0)
+    refuse("heads is " + std::to_string(heads) + ", must be a multiple of kv_heads, " + std::to_string(kv.kv_heads));
+  require_at_least("window", window, 0);
+  if (!(softcap >= 0.0f)) refuse("softcap must be 0 (none) or positive, not " + std::to_string(softcap));
+  return {kv, q.data, q.stride, out.data, out.stride, q.rows, 0, heads, scale, window, softcap};
+}
+
 void bind_attention(Context& context, const ConstMatrix& q, const Matrix& out, uintptr_t pages,
                     int64_t page_stride_bytes, const Ints& table, int64_t start, int64_t heads, int64_t kv_heads,
                     int64_t head_dim, int64_t type_id, float scale, int64_t window, float softcap) {
-  const Rows from = rows_of("q", q), to = rows_of("out", out);
-  const KvPages kv = pages_of(pages, page_stride_bytes, table, start, from.rows, kv_heads, head_dim, type_id);
-  require_equal("width of q", from.width, heads * head_dim);
-  require_same_shape("out", to, from);
-  if (heads < kv_heads || heads % kv_heads != 0)
-    refuse("heads is " + std::to_string(heads) + ", must be a multiple of kv_heads, " + std::to_string(kv_heads));
-  require_at_least("window", window, 0);
-  if (!(softcap >= 0.0f)) refuse("softcap must be 0 (none) or positive, not " + std::to_string(softcap));
+  const KvPages kv = pages_of(pages, page_stride_bytes, kv_heads, head_dim, type_id);
+  Attention args = attention_of(rows_of("q", q), rows_of("out", out), kv, heads, scale, window, softcap);
+  args.kv.table = pages_until(table, start, args.tokens);
+  args.start = start;
   nb::gil_scoped_release release;
-  attention(context, {kv, from.data, from.stride, to.data, to.stride, from.rows, start, heads, scale, window, softcap});
+  attention(context, args);
+}
+
+void bind_cached_attention(Program& program, const ConstMatrix& k, const ConstMatrix& v, const ConstMatrix& q,
+                           const Matrix& out, uintptr_t pages, int64_t page_stride_bytes, int64_t kind, int64_t heads,
+                           int64_t kv_heads, int64_t head_dim, int64_t type_id, float scale, int64_t window,
+                           float softcap) {
+  const KvPages kv = pages_of(pages, page_stride_bytes, kv_heads, head_dim, type_id);
+  const Rows keys = rows_of("k", k), values = rows_of("v", v);
+  require_equal("rows of k", keys.rows, program.tokens());
+  require_equal("width of k", keys.width, kv_heads * head_dim);
+  require_same_shape("v", values, keys);
+  const Rows queries = rows_of("q", q);
+  require_equal("rows of q", queries.rows, keys.rows);
+  require_at_least("kind", kind, 0);
+  issue(program, CachedAttention{keys, values,
+                                 attention_of(queries, rows_of("out", out), kv, heads, scale, window, softcap), kind});
+}
+
+// Held by Python for one sweep: spans, with the tables they point to.
+struct Spans {
+  std::vector<Span> spans;
+  std::vector<Ints> tables;
+
+  void add(int64_t first, int64_t tokens, int64_t start, const std::vector<Ints>& of_kinds) {
+    require_at_least("first", first, 0);
+    require_at_least("tokens", tokens, 1);
+    Span span{first, tokens, start, {}};
+    for (const Ints& table : of_kinds) {
+      span.tables.push_back(pages_until(table, start, tokens));
+      tables.push_back(table);
+    }
+    spans.push_back(std::move(span));
+  }
+};
+
+void bind_run(const Program& program, int64_t first, int64_t last, const Spans& spans, const Ints64& addresses) {
+  require_at_least("first", first, 0);
+  require_at_least("last", last, first);
+  require_at_least("size", program.size(), last);
+  require_at_least("size of addresses", addresses.shape(0), program.requests());
+  for (const Span& span : spans.spans) {
+    require_at_least("tokens of the program", program.tokens(), span.first + span.tokens);
+    require_at_least("tables of a span", static_cast<int64_t>(span.tables.size()), program.kinds());
+  }
+  nb::gil_scoped_release release;
+  program.run(first, last, {spans.spans, addresses.data()});
+}
+
+// The operations that are run at once, and those that are recorded.
+template <class Target>
+void bind_small(nb::module_& m) {
+  m.def("rms_norm", &bind_rms_norm<Target, false>, "ctx"_a, "x"_a.noconvert(), "weight"_a.noconvert(), "eps"_a,
+        "out"_a.noconvert(), "out = x / sqrt(mean(x^2) + eps) * weight, row by row; out may be x.");
+  m.def("rms_norm_add", &bind_rms_norm<Target, true>, "ctx"_a, "x"_a.noconvert(), "weight"_a.noconvert(), "eps"_a,
+        "out"_a.noconvert(), "out += x / sqrt(mean(x^2) + eps) * weight, row by row.");
+  m.def("rope", &bind_rope<Target>, "ctx"_a, "x"_a.noconvert(), "heads"_a, "head_dim"_a, "angles"_a.noconvert(),
+        "adjacent"_a, "Turns the first 2 * pairs elements of every head in place: pairs (i, i + pairs), or (2i, 2i + 1).");
+  m.def("scale", &bind_scale<Target>, "ctx"_a, "x"_a.noconvert(), "factor"_a, "x *= factor, in place.");
+  m.def("softcap", &bind_softcap<Target>, "ctx"_a, "x"_a.noconvert(), "cap"_a,
+        "x = cap * tanh(x / cap), in place.");
 }
 
 }  // namespace
@@ -179,16 +254,23 @@ void bind_ops(nb::module_& m) {
       .def_prop_ro("isa", &Context::isa)
       .def_prop_ro("scratch_bytes", &Context::scratch_bytes, "Bytes of scratch memory held; grows on demand.");
 
-  m.def("rms_norm", &bind_rms_norm<false>, "ctx"_a, "x"_a.noconvert(), "weight"_a.noconvert(), "eps"_a,
-        "out"_a.noconvert(), "out = x / sqrt(mean(x^2) + eps) * weight, row by row; out may be x.");
-  m.def("rms_norm_add", &bind_rms_norm<true>, "ctx"_a, "x"_a.noconvert(), "weight"_a.noconvert(), "eps"_a,
-        "out"_a.noconvert(), "out += x / sqrt(mean(x^2) + eps) * weight, row by row.");
+  nb::class_<Program>(m, "Program", "Calls of sweeps of `tokens` tokens, recorded in order and replayed in ranges.")
+      .def(nb::init<Context&, int64_t>(), "ctx"_a, "tokens"_a, nb::keep_alive<1, 2>())
+      .def("__len__", &Program::size)
+      .def("attention", &bind_cached_attention, "k"_a.noconvert(), "v"_a.noconvert(), "q"_a.noconvert(),
+           "out"_a.noconvert(), "pages"_a, "page_stride_bytes"_a, "kind"_a, "heads"_a, "kv_heads"_a, "head_dim"_a,
+           "type_id"_a, "scale"_a, "window"_a = 0, "softcap"_a = 0.0f,
+           "Records kv_append and attention of each span, by its table of that kind.")
+      .def("run", &bind_run, "first"_a, "last"_a, "spans"_a, "addresses"_a.noconvert(),
+           "Runs the recorded calls [first, last); request r of the stream lies at addresses[r].");
+  nb::class_<Spans>(m, "Spans", "The tokens of one sweep, by sequence.")
+      .def(nb::init<>())
+      .def("add", &Spans::add, "first"_a, "tokens"_a, "start"_a, "tables"_a,
+           "Rows first .. of the activations stand at positions start .., in the pages of these tables, one a kind.");
+  bind_small<Context>(m);
+  bind_small<Program>(m);
   m.def("rope_angles", &bind_rope_angles, "inv_freq"_a.noconvert(), "positions"_a.noconvert(), "magnitude"_a,
         "out"_a.noconvert(), "out[i] = the cosines, then the sines, of inv_freq * positions[i], times magnitude.");
-  m.def("rope", &bind_rope, "ctx"_a, "x"_a.noconvert(), "heads"_a, "head_dim"_a, "angles"_a.noconvert(), "adjacent"_a,
-        "Turns the first 2 * pairs elements of every head in place: pairs (i, i + pairs), or (2i, 2i + 1).");
-  m.def("scale", &bind_scale, "ctx"_a, "x"_a.noconvert(), "factor"_a, "x *= factor, in place.");
-  m.def("softcap", &bind_softcap, "ctx"_a, "x"_a.noconvert(), "cap"_a, "x = cap * tanh(x / cap), in place.");
   m.def("exp", &bind_exp, "ctx"_a, "x"_a.noconvert(), "x = exp(x) in place: the exponential that attention uses.");
 
   m.attr("KV_PAGE_TOKENS") = kPageTokens;

@@ -1,8 +1,11 @@
 """The CPU kernels. Arrays are float32 unless said; rows are contiguous and may be strided.
 
 Wrong shapes and sizes raise ValueError, wrong element types TypeError. Calls release the GIL; those
-that share a Context take turns. No result depends on the batch, the threads or the instruction set.
+that share a Context take turns. Where a call takes a Program in its place, it is recorded instead:
+checked, but not run. No result depends on the batch, the threads or the instruction set.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +30,49 @@ class Context:
     def scratch_bytes(self) -> int:
         """Bytes of scratch memory held; it grows on demand and is never given back."""
 
-def rms_norm(ctx: Context, x: _Floats, weight: _Floats, eps: float, out: _Floats) -> None:
+class Program:
+    """Calls of sweeps of `tokens` tokens, in order. Addresses are recorded, not arrays: the caller
+    vouches that what is recorded stays where it is.
+    """
+
+    def __init__(self, ctx: Context, tokens: int) -> None: ...
+    def __len__(self) -> int: ...
+    def attention(
+        self,
+        k: _Floats,
+        v: _Floats,
+        q: _Floats,
+        out: _Floats,
+        pages: int,
+        page_stride_bytes: int,
+        kind: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        type_id: int,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+    ) -> None:
+        """Record `kv_append` and `attention` of each span's tokens, by its table of that kind."""
+    def run(self, first: int, last: int, spans: Spans, addresses: NDArray[np.int64]) -> None:
+        """Run the recorded calls [first, last); request r of the stream lies at addresses[r]."""
+
+class Spans:
+    """The tokens of one sweep, by sequence."""
+
+    def __init__(self) -> None: ...
+    def add(self, first: int, tokens: int, start: int, tables: Sequence[NDArray[np.int32]]) -> None:
+        """Rows first .. of the activations stand at positions start .., in the pages that these
+        tables tell, one for each kind of layers.
+        """
+
+_Target = Context | Program
+
+def rms_norm(ctx: _Target, x: _Floats, weight: _Floats, eps: float, out: _Floats) -> None:
     """out[n, d] = x / sqrt(mean(x^2) + eps) * weight[d], row by row; out may be x."""
 
-def rms_norm_add(ctx: Context, x: _Floats, weight: _Floats, eps: float, out: _Floats) -> None:
+def rms_norm_add(ctx: _Target, x: _Floats, weight: _Floats, eps: float, out: _Floats) -> None:
     """out[n, d] += x / sqrt(mean(x^2) + eps) * weight[d], row by row."""
 
 def rope_angles(
@@ -42,17 +84,17 @@ def rope_angles(
     """
 
 def rope(
-    ctx: Context, x: _Floats, heads: int, head_dim: int, angles: _Floats, adjacent: bool
+    ctx: _Target, x: _Floats, heads: int, head_dim: int, angles: _Floats, adjacent: bool
 ) -> None:
     """Turn the first 2 * pairs elements of every head of x[n, heads * head_dim] in place.
 
     `angles` is [n, 2 * pairs]. Pairs are (i, i + pairs), or (2i, 2i + 1) where `adjacent`.
     """
 
-def scale(ctx: Context, x: _Floats, factor: float) -> None:
+def scale(ctx: _Target, x: _Floats, factor: float) -> None:
     """x[n, d] *= factor, in place."""
 
-def softcap(ctx: Context, x: _Floats, cap: float) -> None:
+def softcap(ctx: _Target, x: _Floats, cap: float) -> None:
     """x[n, d] = cap * tanh(x / cap), in place."""
 
 def exp(ctx: Context, x: _Floats) -> None:
@@ -120,7 +162,7 @@ def activation_bytes(columns: int) -> int:
 def group_bytes(type_id: int, columns: int) -> int:
     """Bytes of a group of 16 rows, the same as in the file and interleaved."""
 
-def quantize(ctx: Context, x: _Floats, out: _Bytes) -> None:
+def quantize(ctx: _Target, x: _Floats, out: _Bytes) -> None:
     """x[n, columns] into out[n, activation_bytes(columns)], int8 with a scale per 32 values.
 
     scale = absmax / 127, q = x * (127 / absmax) rounded half to even. A block below 2^-100 in
@@ -136,7 +178,7 @@ def interleave(
     """
 
 def linear(
-    ctx: Context,
+    ctx: _Target,
     type_id: int,
     interleaved: bool,
     weights: int,
@@ -156,6 +198,22 @@ def linear(
     2 out = silu(out) * y, 3 out = gelu(out) * y in the tanh form. The bits do not depend on n,
     layout, or cuts at multiples of 16 rows.
     """
+
+def linear_streamed(
+    program: Program,
+    type_id: int,
+    request: int,
+    offset_bytes: int,
+    rows: int,
+    columns: int,
+    x: _Floats,
+    xq: _Bytes | None,
+    out: _Floats,
+    row0: int,
+    epilogue: int,
+    bias: _Floats | None,
+) -> None:
+    """Record `linear` of rows as in the file, `offset_bytes` behind a request's address."""
 
 def dequantize(type_id: int, source: int, rows: int, columns: int, out: _Floats) -> None:
     """Rows as in the file, at address `source`, to float32 out[rows, >= columns]."""

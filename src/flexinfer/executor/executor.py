@@ -1,22 +1,45 @@
 """The executor: a sweep is one loop over the layers, each weight taken from wherever it is."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from flexinfer.executor.workspace import Workspace
-from flexinfer.models.decoder import Decoder
+from flexinfer.models.decoder import Buffers, Decoder
 from flexinfer.models.spec import Rope
-from flexinfer.ops.base import Array, Input, Ops, Span
+from flexinfer.ops.base import Array, Input, LayerOps, Ops, Program, Span
 
 HEAD = (-1, "output")
+MAX_RECORDED_TOKENS = 16  # more take so long to compute that calling from Python costs nothing
 SCORE_SLAB_VALUES = 1 << 19  # 2 MiB, and as much again for each step of the reduction
 
 
-class Executor:
-    """Runs sweeps of a decoder by `ops`, in the workspace's memory."""
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A sweep of some number of tokens: its arrays, and a part for each layer, for the head, and
+    for passing the head over.
+    """
 
-    def __init__(self, decoder: Decoder, ops: Ops, workspace: Workspace) -> None:
+    buffers: Buffers
+    angles: tuple[Array, ...]
+    program: Program
+
+
+class Executor:
+    """Runs sweeps of a decoder by `ops`, in the workspace's memory.
+
+    Sweeps of up to `recorded_tokens` tokens are recorded once and replayed; longer ones, and all
+    where it is 0, make each call from here, which gives the same bits.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        ops: Ops,
+        workspace: Workspace,
+        recorded_tokens: int = MAX_RECORDED_TOKENS,
+    ) -> None:
         self._decoder = decoder
         self._ops = ops
         self._workspace = workspace
@@ -24,6 +47,8 @@ class Executor:
             dict.fromkeys(layer.rope for layer in decoder.spec.layers if layer.rope)
         )
         self._frequencies = tuple(inverse_frequencies(rope) for rope in self._ropes)
+        self.recorded_tokens = recorded_tokens
+        self._recorded: dict[int, Recorded] = {}  # by number of tokens
         self.sweeps = 0
 
     @property
@@ -50,15 +75,12 @@ class Executor:
         the cache rows of the sweep's tokens are then undefined.
         """
         try:
-            hidden = self._layers(tokens, spans, on_layer)
-            head = self._decoder.matrices[HEAD]
-            if not logits:
-                self._ops.pass_over(head)
-                return None
-            out = self._workspace.logits
-            self._ops.linear(head, self._head_input(hidden[-1:]), out)
-            self._soften(out)
-            return out[0]
+            if len(tokens) <= self.recorded_tokens:
+                self._replay(tokens, spans, logits, on_layer)
+            else:
+                hidden = self._layers(tokens, spans, on_layer)
+                self._head(self._ops, hidden, logits)
+            return self._workspace.logits[0] if logits else None
         except BaseException:
             self._ops.abandon_sweep()
             raise
@@ -72,7 +94,7 @@ class Executor:
         """
         try:
             hidden = self._layers(tokens, spans, None)
-            x = self._head_input(hidden[first:-1])
+            x = self._head_input(self._ops, hidden[first:-1])
             targets = np.asarray(tokens[first + 1 :])
             n = len(targets)
             width = max(256, SCORE_SLAB_VALUES // n // 16 * 16)
@@ -82,7 +104,7 @@ class Executor:
             chosen = np.zeros(n)
             for row, values in self._ops.slabs(self._decoder.matrices[HEAD], x, slab):
                 exact = np.ascontiguousarray(values)
-                self._soften(exact)
+                self._soften(self._ops, exact)
                 here = (targets >= row) & (targets < row + exact.shape[1])
                 chosen[here] = exact[here, targets[here] - row]
                 new_peak = np.maximum(peak, exact.max(1))
@@ -98,36 +120,90 @@ class Executor:
         self, tokens: Sequence[int], spans: Sequence[Span], on_layer: Callable[[int], None] | None
     ) -> Array:
         n, spec = len(tokens), self._decoder.spec
-        buffers = self._workspace.buffers(n)
+        buffers, angles = self._workspace.buffers(n), self._angles(n)
         self._ops.embed(tokens, spec.embedding_scale, buffers.hidden)
-        angles = self._angles(n, spans)
-        for index, layer in enumerate(spec.layers):
+        self._turn(angles, spans)
+        for index in range(self.layers):
             if on_layer:
                 on_layer(index)
-            turns = angles[layer.rope] if layer.rope else None
-            self._decoder.layer(self._ops, index, buffers, spans, turns)
+            self._layer(self._ops, index, buffers, angles, spans)
         self.sweeps += 1
         return buffers.hidden
 
-    def _angles(self, n: int, spans: Sequence[Span]) -> dict[Rope, Array]:
-        positions = np.concatenate([np.arange(s.start, s.start + s.count) for s in spans])
-        angles = {}
-        for i, (rope, frequencies) in enumerate(zip(self._ropes, self._frequencies, strict=True)):
-            space = self._workspace.angles[i][: n * rope.dim].reshape(n, rope.dim)
-            self._ops.rope_angles(frequencies, positions.astype(np.int32), rope.magnitude, space)
-            angles[rope] = space
-        return angles
+    def _replay(
+        self,
+        tokens: Sequence[int],
+        spans: Sequence[Span],
+        logits: bool,
+        on_layer: Callable[[int], None] | None,
+    ) -> None:
+        n = len(tokens)
+        recorded = self._recorded.get(n)
+        if recorded is None:
+            recorded = self._recorded[n] = self._record(n)
+        self._ops.embed(tokens, self._decoder.spec.embedding_scale, recorded.buffers.hidden)
+        self._turn(recorded.angles, spans)
+        recorded.program.replay(range(self.layers), spans, on_layer)
+        self.sweeps += 1
+        recorded.program.replay((self.layers + (not logits),), spans)
 
-    def _head_input(self, hidden: Array) -> Input:
+    def _record(self, n: int) -> Recorded:
+        recorded = Recorded(self._workspace.buffers(n), self._angles(n), self._ops.program(n))
+        program, buffers = recorded.program, recorded.buffers
+        for index in range(self.layers):
+            self._layer(program, index, buffers, recorded.angles, ())
+            program.close_part()
+        for logits in (True, False):
+            self._head(program, buffers.hidden, logits)
+            program.close_part()
+        return recorded
+
+    def _layer(
+        self,
+        ops: LayerOps,
+        index: int,
+        buffers: Buffers,
+        angles: Sequence[Array],
+        spans: Sequence[Span],
+    ) -> None:
+        rope = self._decoder.spec.layers[index].rope
+        turns = angles[self._ropes.index(rope)] if rope else None
+        self._decoder.layer(ops, index, buffers, spans, turns)
+
+    def _head(self, ops: LayerOps, hidden: Array, logits: bool) -> None:
+        """The last token's logits into the workspace, or nothing."""
+        head = self._decoder.matrices[HEAD]
+        if not logits:
+            ops.pass_over(head)
+            return
+        ops.linear(head, self._head_input(ops, hidden[-1:]), self._workspace.logits)
+        self._soften(ops, self._workspace.logits)
+
+    def _angles(self, n: int) -> tuple[Array, ...]:
+        """Space for the angles of `n` tokens, of each kind of rope."""
+        spaces = self._workspace.angles
+        return tuple(
+            spaces[i][: n * rope.dim].reshape(n, rope.dim) for i, rope in enumerate(self._ropes)
+        )
+
+    def _turn(self, angles: Sequence[Array], spans: Sequence[Span]) -> None:
+        positions = np.concatenate(
+            [np.arange(s.start, s.start + s.count, dtype=np.int32) for s in spans]
+        )
+        ropes = zip(self._ropes, self._frequencies, angles, strict=True)
+        for rope, frequencies, space in ropes:
+            self._ops.rope_angles(frequencies, positions, rope.magnitude, space)
+
+    def _head_input(self, ops: LayerOps, hidden: Array) -> Input:
         n, dim = hidden.shape
         x = self._workspace.narrow[: n * dim].reshape(n, dim)
-        self._decoder.head(self._ops, hidden, x)
+        self._decoder.head(ops, hidden, x)
         space = self._workspace.quantised_rows(n, dim)
-        return self._ops.quantise(x, space, (self._decoder.matrices[HEAD],))
+        return ops.quantise(x, space, (self._decoder.matrices[HEAD],))
 
-    def _soften(self, logits: Array) -> None:
+    def _soften(self, ops: LayerOps, logits: Array) -> None:
         if self._decoder.spec.logit_softcap:
-            self._ops.softcap(logits, self._decoder.spec.logit_softcap)
+            ops.softcap(logits, self._decoder.spec.logit_softcap)
 
 
 def inverse_frequencies(rope: Rope) -> Array:

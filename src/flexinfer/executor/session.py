@@ -19,8 +19,9 @@ from flexinfer.memory.arena import Arena, Region
 from flexinfer.memory.ledger import Category, Ledger
 from flexinfer.models.decoder import Decoder
 from flexinfer.ops.base import Array, BoundMatrix, BoundSegment
-from flexinfer.ops.cpu import Cache, CpuOps
+from flexinfer.ops.cpu import CpuOps
 from flexinfer.ops.embedding import EmbeddingRows
+from flexinfer.ops.kernels import Cache
 from flexinfer.planner.placement import BLOCK_BYTES, GROUP_ROWS, Placement
 from flexinfer.planner.planner import Plan
 from flexinfer.planner.sizes import Sizes, aligned

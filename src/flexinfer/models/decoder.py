@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flexinfer.models.spec import ModelSpec
-from flexinfer.ops.base import Array, BoundMatrix, Epilogue, Ops, Span
+from flexinfer.ops.base import Array, BoundMatrix, Epilogue, LayerOps, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,13 @@ class Decoder:
     vectors: Mapping[str, Array]
 
     def layer(
-        self, ops: Ops, index: int, b: Buffers, spans: Sequence[Span], angles: Array | None
+        self, ops: LayerOps, index: int, b: Buffers, spans: Sequence[Span], angles: Array | None
     ) -> None:
         """Run layer `index` on b.hidden in place; `angles` [tokens, 2 * pairs] are its rope's."""
         self._attention(ops, index, b, spans, angles)
         self._feed_forward(ops, index, b)
 
-    def head(self, ops: Ops, hidden: Array, x: Array) -> None:
+    def head(self, ops: LayerOps, hidden: Array, x: Array) -> None:
         """The last norm; the product with the output matrix is the caller's."""
         ops.rms_norm(hidden, self.vectors["output_norm.weight"], self.spec.norm_eps, x)
         if self.spec.logit_scale != 1.0:
@@ -50,7 +50,7 @@ class Decoder:
     def _vector(self, index: int, name: str) -> Array | None:
         return self.vectors.get(f"blk.{index}.{name}")
 
-    def _input(self, ops: Ops, index: int, part: str, b: Buffers) -> Array:
+    def _input(self, ops: LayerOps, index: int, part: str, b: Buffers) -> Array:
         """What attention or the FFN begins with: the hidden state, normed where the model does."""
         if not self.spec.pre_norms:
             return b.hidden
@@ -58,7 +58,7 @@ class Decoder:
         return b.x
 
     def _attention(
-        self, ops: Ops, index: int, b: Buffers, spans: Sequence[Span], angles: Array | None
+        self, ops: LayerOps, index: int, b: Buffers, spans: Sequence[Span], angles: Array | None
     ) -> None:
         spec, layer = self.spec, self.spec.layers[index]
         wq, wk, wv, wo = (
@@ -86,7 +86,7 @@ class Decoder:
         else:
             ops.linear(wo, x, b.hidden, Epilogue.ADD, bias)
 
-    def _feed_forward(self, ops: Ops, index: int, b: Buffers) -> None:
+    def _feed_forward(self, ops: LayerOps, index: int, b: Buffers) -> None:
         spec = self.spec
         gate, up, down = (self.matrices[index, f"ffn_{role}"] for role in ("gate", "up", "down"))
         activation = Epilogue.SILU_MUL if spec.activation == "silu" else Epilogue.GELU_MUL

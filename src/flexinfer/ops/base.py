@@ -2,7 +2,7 @@
 buffers and numbers.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol
@@ -71,15 +71,8 @@ class Span:
     tables: tuple[Array, ...]  # for each kind of layers, int32 page numbers, one per 64 positions
 
 
-class Ops(Protocol):
-    """The operations of the dense family. Shapes: x and out [tokens, columns], float32.
-
-    Whatever reads weights raises ReadError; after it, or Ctrl-C, comes `abandon_sweep`.
-    """
-
-    def embed(self, tokens: Sequence[int], factor: float, out: Array) -> None:
-        """The tokens' rows of the embedding, times `factor`."""
-        ...
+class LayerOps(Protocol):
+    """What computes a layer and the head. Shapes: x and out [tokens, columns], float32."""
 
     def quantise(self, x: Array, space: Array, matrices: Sequence[BoundMatrix]) -> Input:
         """Make `x` ready for `matrices`; `space` uint8 [tokens, bytes] takes the int8 form if
@@ -98,12 +91,6 @@ class Ops(Protocol):
         """x times the matrix transposed, plus `bias` [rows]; out [tokens, rows]."""
         ...
 
-    def slabs(self, matrix: BoundMatrix, x: Input, out: Array) -> Iterator[tuple[int, Array]]:
-        """The product in row slabs as wide as `out`: yields (first row, values [tokens, rows of
-        the slab]), each valid until the next.
-        """
-        ...
-
     def pass_over(self, matrix: BoundMatrix) -> None:
         """Let the matrix's streamed segments go by unused."""
         ...
@@ -114,14 +101,6 @@ class Ops(Protocol):
 
     def rms_norm_add(self, x: Array, weight: Array, eps: float, out: Array) -> None:
         """out += x / rms(x) * weight."""
-        ...
-
-    def rope_angles(
-        self, frequencies: Array, positions: Array, magnitude: float, out: Array
-    ) -> None:
-        """Cosines and sines for `rope`, times `magnitude`, [tokens, 2 * pairs], of float64
-        frequencies [pairs] and int32 positions [tokens].
-        """
         ...
 
     def rope(self, x: Array, heads: int, head_dim: int, angles: Array, adjacent: bool) -> None:
@@ -151,6 +130,56 @@ class Ops(Protocol):
         """
         ...
 
+
+class Ops(LayerOps, Protocol):
+    """All that a sweep asks for.
+
+    Whatever reads weights raises ReadError; after it, or Ctrl-C, comes `abandon_sweep`.
+    """
+
+    def embed(self, tokens: Sequence[int], factor: float, out: Array) -> None:
+        """The tokens' rows of the embedding, times `factor`."""
+        ...
+
+    def slabs(self, matrix: BoundMatrix, x: Input, out: Array) -> Iterator[tuple[int, Array]]:
+        """The product in row slabs as wide as `out`: yields (first row, values [tokens, rows of
+        the slab]), each valid until the next.
+        """
+        ...
+
+    def rope_angles(
+        self, frequencies: Array, positions: Array, magnitude: float, out: Array
+    ) -> None:
+        """Cosines and sines for `rope`, times `magnitude`, [tokens, 2 * pairs], of float64
+        frequencies [pairs] and int32 positions [tokens].
+        """
+        ...
+
+    def program(self, tokens: int) -> "Program":
+        """Somewhere to record calls for sweeps of `tokens` tokens."""
+        ...
+
     def abandon_sweep(self) -> None:
         """Forget the sweep's place: the next one begins at the first request."""
+        ...
+
+
+class Program(LayerOps, Protocol):
+    """Records instead of running: calls fall into parts, which are replayed sweep after sweep.
+
+    Arrays and matrices must stay where they are meanwhile. Spans come with each replay, the ones
+    that `attention` is given are not looked at.
+    """
+
+    def close_part(self) -> None:
+        """All calls since the last part make the next one; parts count from 0."""
+        ...
+
+    def replay(
+        self,
+        parts: Iterable[int],
+        spans: Sequence[Span],
+        on_part: Callable[[int], None] | None = None,
+    ) -> None:
+        """Run these parts, each after `on_part` of it; errors are those of `Ops`."""
         ...

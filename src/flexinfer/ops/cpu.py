@@ -4,7 +4,6 @@ No numpy product or sum is on the path: its results change with the batch.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,23 +12,15 @@ from flexinfer import _kernels
 from flexinfer.models.spec import ModelSpec
 from flexinfer.ops.base import BoundMatrix, Epilogue, Input, Span
 from flexinfer.ops.embedding import EmbeddingRows
+from flexinfer.ops.kernels import Cache, KernelCalls
+from flexinfer.ops.program import CpuProgram
 from flexinfer.planner.placement import GROUP_ROWS
 from flexinfer.streaming.prefetcher import Stream
 
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Cache:
-    """The KV cache's memory: pages of 64 positions, those of a layer side by side."""
-
-    layers: tuple[int, ...]  # address of each layer's first page
-    kinds: tuple[int, ...]  # which of a span's tables each layer goes by
-    page_bytes: int
-    type_id: int  # ggml's
-
-
-class CpuOps:
+class CpuOps(KernelCalls):
     """Ops on `context`'s threads; streamed segments come from `stream` in the order of the
     sweep.
     """
@@ -42,6 +33,7 @@ class CpuOps:
         cache: Cache,
         stream: Stream | None,
     ) -> None:
+        super().__init__(context)
         self._context = context
         self._spec = spec
         self._embedding = embedding
@@ -53,12 +45,6 @@ class CpuOps:
         self._embedding.gather(tokens, out)
         if factor != 1.0:
             self.scale(out, factor)
-
-    def quantise(self, x: Array, space: Array, matrices: Sequence[BoundMatrix]) -> Input:
-        if not any(matrix.needs_quantised for matrix in matrices):
-            return Input(x, None)
-        _kernels.quantize(self._context, x, space)
-        return Input(x, space)
 
     def linear(
         self,
@@ -130,30 +116,18 @@ class CpuOps:
                 del self._held[segment.request]
                 self._stream.release(segment.request)
 
+    def program(self, tokens: int) -> CpuProgram:
+        return CpuProgram(self._context, self._spec, self._cache, self._stream, tokens)
+
     def abandon_sweep(self) -> None:
         self._held.clear()
         if self._stream is not None:
             self._stream.rewind()
 
-    def rms_norm(self, x: Array, weight: Array, eps: float, out: Array) -> None:
-        _kernels.rms_norm(self._context, x, weight, eps, out)
-
-    def rms_norm_add(self, x: Array, weight: Array, eps: float, out: Array) -> None:
-        _kernels.rms_norm_add(self._context, x, weight, eps, out)
-
     def rope_angles(
         self, frequencies: Array, positions: Array, magnitude: float, out: Array
     ) -> None:
         _kernels.rope_angles(frequencies, positions, magnitude, out)
-
-    def rope(self, x: Array, heads: int, head_dim: int, angles: Array, adjacent: bool) -> None:
-        _kernels.rope(self._context, x, heads, head_dim, angles, adjacent)
-
-    def scale(self, x: Array, factor: float) -> None:
-        _kernels.scale(self._context, x, factor)
-
-    def softcap(self, x: Array, cap: float) -> None:
-        _kernels.softcap(self._context, x, cap)
 
     def attention(
         self,
