@@ -16,7 +16,7 @@ NATIVE := CMakeLists.txt $(wildcard csrc/*)
 DEMO_RAM := 110MiB
 DEMO_PROMPT := What is gravity?
 
-.PHONY: help demo test check format bench models clean
+.PHONY: help demo test sanitize check format bench models clean
 
 help: ## List the targets
 	@sed -nE 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 16
@@ -30,6 +30,16 @@ demo: $(VENV)/package ## Ask a small model a question with less than half of it 
 
 test: $(VENV)/extras models ## Run all tests (installs their references, torch among them)
 	$(BIN)/python -m pytest -q
+
+# The runtimes must be there before Python is; what Python itself never frees is not looked for.
+SANITIZED := build/sanitize
+RUNTIMES = $(foreach name,asan ubsan,$(shell $(CXX) -print-file-name=lib$(name).so))
+sanitize: $(VENV)/extras ## Run the kernels' tests under the address and undefined-behaviour sanitizers (GCC)
+	@$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja --log-level=WARNING -DFLEXINFER_SANITIZE=ON \
+	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DCMAKE_CXX_COMPILER=$(CXX)
+	@$(BIN)/cmake --build $(SANITIZED)
+	LD_PRELOAD="$(RUNTIMES)" ASAN_OPTIONS=detect_leaks=0 FLEXINFER_TEST_KERNELS="$$(echo $(SANITIZED)/_kernels*.so)" \
+	  $(BIN)/python -m pytest -q tests/test_kernels_*.py
 
 check: $(VENV)/package $(VENV)/checkers ## Format, lint, types
 	$(BIN)/ruff format --check .

@@ -9,7 +9,7 @@ from engine_tools import locking
 from factory import VOCAB_SIZE, make_gguf
 from kernel_matrices import assert_same_bits
 
-from flexinfer import LLM, _kernels
+from flexinfer import LLM
 from flexinfer.executor.executor import MAX_RECORDED_TOKENS
 from flexinfer.executor.kv_cache import Sequence as CachedSequence
 from flexinfer.executor.model import Model, open_model
@@ -129,63 +129,3 @@ def test_scoring_between_replays(model: Model) -> None:
         scores = llm.session.engine.score(TEXTS[1][:12], 3)
         assert_same_bits(sweeps(llm, [[(0, 3)], [(0, 1)]]), expected)
         np.testing.assert_array_equal(llm.session.engine.score(TEXTS[1][:12], 3), scores)
-
-
-class TestProgram:
-    """The native records by themselves."""
-
-    ctx = _kernels.Context(1)
-    none = np.zeros(0, np.int64)
-
-    def test_nothing_happens_before_the_replay(self) -> None:
-        x = np.full((2, 32), 3, np.float32)
-        program = _kernels.Program(self.ctx, 2)
-        _kernels.scale(program, x, 2.0)
-        _kernels.scale(program, x, 10.0)
-        assert len(program) == 2 and x[0, 0] == 3
-        program.run(1, 2, _kernels.Spans(), self.none)
-        assert x[0, 0] == 30
-        program.run(0, 2, _kernels.Spans(), self.none)
-        assert x[0, 0] == 600
-
-    def test_a_call_that_is_wrong_is_refused_when_recorded(self) -> None:
-        x = np.ones((2, 32), np.float32)
-        program = _kernels.Program(self.ctx, 2)
-        with pytest.raises(ValueError, match="size of weight is 31, must be 32"):
-            _kernels.rms_norm(program, x, np.ones(31, np.float32), 0.0, x)
-        with pytest.raises(ValueError, match="no kernel for block type 99"):
-            _kernels.linear(program, 99, True, 64, 16, 32, x, None, x, 0, 0, None)
-        with pytest.raises(ValueError, match="must not be negative"):
-            _kernels.linear_streamed(program, 0, -1, 0, 16, 32, x, None, x, 0, 0, None)
-        with pytest.raises(ValueError, match="rows of k is 1, must be 2"):
-            program.attention(x[:1], x[:1], x, x, 64, 8192, 0, 1, 1, 32, 2, 1.0)
-        assert len(program) == 0
-
-    def test_a_replay_that_does_not_fit_the_records_is_refused(self) -> None:
-        x = np.ones((2, 32), np.float32)
-        table = np.zeros(1, np.int32)
-        program = _kernels.Program(self.ctx, 2)
-        _kernels.linear_streamed(program, 0, 3, 0, 16, 32, x, None, x, 0, 0, None)
-        pages = np.zeros(2 * 32 * 64, np.uint16)
-        place = (pages.ctypes.data, pages.nbytes)
-        program.attention(x, x, x, x.copy(), *place, 1, 1, 1, 32, 2, 1.0)
-        spans, addresses = _kernels.Spans(), np.full(4, x.ctypes.data, np.int64)
-        spans.add(0, 2, 0, [table, table])
-        for first, last in ((-1, 1), (1, 0), (0, 3)):
-            with pytest.raises(ValueError, match="must be at least"):
-                program.run(first, last, spans, addresses)
-        with pytest.raises(ValueError, match="size of addresses is 3, must be at least 4"):
-            program.run(0, 2, spans, addresses[:3])
-        with pytest.raises(ValueError, match="page number"):
-            spans.add(0, 1, 0, [table - 1])
-        with pytest.raises(ValueError, match="size of table is 1, must be at least 2"):
-            spans.add(0, 1, 64, [table])
-        for first, tables, message in (
-            (1, [table, table], "tokens of the program is 2, must be at least 3"),
-            (0, [table], "tables of a span is 1, must be at least 2"),
-        ):
-            wrong = _kernels.Spans()
-            wrong.add(first, 2, 0, tables)
-            with pytest.raises(ValueError, match=message):
-                program.run(0, 2, wrong, addresses)
-        program.run(0, 0, spans, addresses)
