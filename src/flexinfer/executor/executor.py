@@ -12,6 +12,7 @@ from flexinfer.ops.base import Array, Input, LayerOps, Ops, Program, Span
 
 HEAD = (-1, "output")
 MAX_RECORDED_TOKENS = 16  # more take so long to compute that calling from Python costs nothing
+MAX_RECORDS = 4  # kept: numbers of tokens that come again and again are few
 SCORE_SLAB_VALUES = 1 << 19  # 2 MiB, and as much again for each step of the reduction
 
 
@@ -140,6 +141,8 @@ class Executor:
         n = len(tokens)
         recorded = self._recorded.get(n)
         if recorded is None:
+            if len(self._recorded) == MAX_RECORDS:
+                del self._recorded[next(iter(self._recorded))]  # the oldest
             recorded = self._recorded[n] = self._record(n)
         self._ops.embed(tokens, self._decoder.spec.embedding_scale, recorded.buffers.hidden)
         self._turn(recorded.angles, spans)
