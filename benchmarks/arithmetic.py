@@ -45,14 +45,6 @@ class Gain:
     def expected(self) -> float | None:
         return _median(self.same)
 
-    @property
-    def steadied(self) -> float:
-        """Measured, less what the disk's drift between the two explains."""
-        if not self.same:
-            return self.median
-        triples = zip(self.measured, self.beside, self.same, strict=True)
-        return median(ratio * same / beside for ratio, beside, same in triples)
-
 
 @dataclass(frozen=True, slots=True)
 class Cell:

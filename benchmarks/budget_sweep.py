@@ -37,13 +37,13 @@ def table(model: ModelRecord) -> list[str]:
 
 
 def fastest(cell: Cell) -> str:
-    """How `rows` stands beside the best of the other policies, the disk's drift taken off."""
+    """How `rows` stands beside the best of the other policies."""
     others = [c.name for c in CANDIDATES if not c.is_llamacpp and c.name != "rows"]
     gains = {name: gain for name in others if (gain := cell.gain(name, "rows"))}
     if not gains:
         return "nothing to hold rows against"
-    best = min(gains, key=lambda name: gains[name].steadied)
-    share = gains[best].steadied - 1
+    best = min(gains, key=lambda name: gains[name].median)
+    share = gains[best].median - 1
     return f"rows beside {best}, the best of the others: {100 * share:+.1f} %"
 
 

@@ -32,7 +32,7 @@ def _formulas(found: Cells) -> str:
         "prefetching one max(c, s/b). Where whole leading layers are locked, a share k of the "
         "weights, computing them overlaps with reading only as far as the ring of r bytes goes: "
         "k c + max((1 − k) c, (s − min(r, b k c)) / b). mmap takes c + m/b, m being what it was "
-        "seen to read. Measured gains in this part are those with the disk's drift taken off. "
+        "seen to read. "
         f"Reading is longer than computing at {reading} of {count(len(found), 'budget')}."
     )
 
@@ -46,7 +46,7 @@ def _overlap(found: Cells) -> str:
             read_s = streamed / cell.disk_bytes_per_s
             shares.append(min(compute_s, read_s) / max(compute_s, read_s))
             rates.append(cell.serial_bytes_per_s / cell.disk_bytes_per_s)
-            gains.append(gain.steadied - 1)
+            gains.append(gain.median - 1)
             slow_s = compute_s + streamed / cell.serial_bytes_per_s
             own.append(slow_s / max(compute_s, read_s) - 1)
     if not shares:
@@ -97,7 +97,7 @@ def _balance(found: Cells) -> str:
         if compute_s and gain and streamed:
             share = median(locked) / (median(locked) + streamed)
             early.append(compute_s * share / (streamed / cell.disk_bytes_per_s))
-            gains.append(gain.steadied - 1)
+            gains.append(gain.median - 1)
     if not early:
         return ""
     return (
@@ -117,7 +117,7 @@ def _flexible(found: Cells) -> str:
             gain = cell.gain(name, TENSOR)
             if theirs and tensor and gain:
                 more.append(theirs / tensor - 1)
-                gains.append(gain.steadied - 1)
+                gains.append(gain.median - 1)
         if more:
             texts.append(
                 f"`{name}` streams {percents(ends(more))} more bytes than `tensor`; measured: "
