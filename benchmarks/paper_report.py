@@ -213,8 +213,8 @@ def _fastest(found: Cells) -> str:
     text = (
         f"**The fastest policy.** At {compared - len(behind)} of {compared} budgets `rows` is the "
         f"fastest policy or within {100 * TIE:.0f} % of it. The bare reads beside the runs of one "
-        f"budget differed up to {max(unsteady):.1f} times: where that is far from 1, a few per cent "
-        "say nothing."
+        f"budget differed up to {max(unsteady):.1f} times: where that is far from 1, a few "
+        "per cent say nothing."
     )
     return f"{text} Another is faster: {'; '.join(behind)}." if behind else text
 
