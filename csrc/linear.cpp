@@ -10,6 +10,7 @@ namespace flexinfer {
 namespace {
 
 constexpr int64_t kTasksPerThread = 4;       // enough to even out a late thread, few enough to read long runs
+constexpr int64_t kGroupsTogether = 2;       // kernels compute two at a time where there are many tokens
 constexpr int64_t kTaskBytes = 32 << 10;     // of weights, times tokens: less is not worth another thread
 constexpr int64_t kTaskValues = 16384;       // of activations to quantise
 constexpr int64_t kReadBytes = 1 << 20;
@@ -26,7 +27,8 @@ void for_runs(Context& context, int64_t count, int64_t per_task, size_t scratch_
 
 int64_t groups_per_task(const Context& context, int64_t groups, int64_t group_bytes, int64_t tokens) {
   const int64_t least = ceil_div(kTaskBytes, group_bytes * tokens);
-  return std::max(least, ceil_div(groups, kTasksPerThread * context.threads()));
+  return ceil_div(std::max(least, ceil_div(groups, kTasksPerThread * context.threads())), kGroupsTogether) *
+         kGroupsTogether;
 }
 
 }  // namespace

@@ -14,12 +14,12 @@ namespace flexinfer {
 constexpr int64_t kGroupRows = 16;
 constexpr int64_t kActivationValues = 32;
 
-// 32 activations: value[i] = scale · q[i]. The sums, stored negated, fold weight offsets and minima in exactly.
+// 32 activations: value[i] = scale · q[i]. The sums, stored negated, fold weight offsets and minima in exactly; in two
+// parts, as the halves of a dword of products have them: those of the first and second of every four q, and of the others.
 struct ActivationBlock {
   int8_t q[kActivationValues];
   float scale;
-  int32_t minus_sum[2];  // of q[0..15] and q[16..31]
-  int32_t minus_total;
+  int16_t minus_sum[3][2];  // of q[0..15], q[16..31], and all
 };
 static_assert(sizeof(ActivationBlock) == 48);
 

@@ -6,17 +6,16 @@
 #include "blocks_k.h"
 #include "blocks_table.h"
 #include "linear.h"
+#include "linear_tiles.h"
 #include "quantize.h"
 
 namespace flexinfer::FI_NS {
 
-constexpr int64_t kTokenBlock = 256;    // tokens whose accumulators stay in cache
-constexpr int64_t kGroupBlock = 4;      // groups that share the activations in cache
+constexpr int64_t kTokenBlock = 128;    // tokens whose accumulators and activations stay in cache
+constexpr int64_t kGroupBlock = 8;      // groups that share the activations in cache
+constexpr int kOneTokenGroups = 4;      // of floats, whose sums of one token are summed at a time
 constexpr int64_t kChunkRowBytes = 1024;  // of a file row that are interleaved at a time
-constexpr size_t kTileBytes = kGroupBlock * kGroupRows * kChunkRowBytes;
-constexpr size_t kSumsBytes = sizeof(float) * kGroupBlock * kTokenBlock * kLanes;
-constexpr size_t kRoundedBytes = sizeof(float) * kMaxTile * kChunkRowBytes / BF16::kBytes;
-constexpr size_t kScratchBytes = kTileBytes + kSumsBytes + kRoundedBytes;
+constexpr int64_t kPieceVectors = 128;    // of 64 bytes, of a group's weights that are unpacked at a time
 
 alignas(64) static const uint8_t kZeros[kChunkRowBytes] = {};
 
@@ -31,102 +30,33 @@ constexpr bool kRounds = requires { requires Type::kRounds; };
 template <class Type>
 constexpr int64_t kActivationColumns = Type::kFloat ? 1 : kActivationValues;
 
+// From so many tokens on, unpacking once for all is worth writing the result to cache.
 template <class Type>
-static FI_INLINE f32x16 accumulate_part(const i32x16 w[8], const Scales& scales, const ActivationBlock& x, f32x16 acc) {
-  i32x16 sum;
-  if constexpr (Type::kSubs == 2) {
-    sum = add(mul(scales.s[0], dot<4, Type::kOffset, Type::kMost>(w, x.q, x.minus_sum[0])),
-              mul(scales.s[1], dot<4, Type::kOffset, Type::kMost>(w + 4, x.q + 16, x.minus_sum[1])));
-  } else {
-    sum = dot<8, Type::kOffset, Type::kMost>(w, x.q, x.minus_total);
-    if constexpr (Type::kSubs == 1) sum = mul(scales.s[0], sum);
-  }
-  const f32x16 scale = set1(x.scale);
-  acc = fma(to_f32(sum), mul(scales.d, scale), acc);
-  if constexpr (Type::kMinima) {
-    i32x16 minus;
-    if constexpr (Type::kSubs == 2)
-      minus = add(mul(scales.m[0], broadcast32(&x.minus_sum[0])), mul(scales.m[1], broadcast32(&x.minus_sum[1])));
-    else if constexpr (Type::kSubs == 1)
-      minus = mul(scales.m[0], broadcast32(&x.minus_total));
-    else
-      minus = broadcast32(&x.minus_total);
-    acc = fma(to_f32(minus), mul(scales.dmin, scale), acc);
-  }
-  return acc;
-}
+constexpr int64_t kManyTokens = Type::kFloat ? kManyFloatTokens : kManyQuantisedTokens;
+// Unpacked at a time: 8 parts, one block of 256 or eight of 32; or as many columns of floats.
+template <class Type>
+constexpr int64_t kPieceBlocks = Type::kFloat ? kPieceVectors : 256 / Type::kColumns;
+constexpr int64_t kPieceBytes = 64 * kPieceVectors;
 
-// The parts (32 inputs each) of one span of a block, for `Tokens` tokens.
-template <class Type, int Tokens, int Part = 0>
-static FI_INLINE void accumulate_span(const uint8_t* block, int span, const typename Type::Header& header,
-                                      const uint8_t* x, int64_t x_stride, f32x16 acc[Tokens]) {
-  i32x16 w[8];
-  Scales scales;
-  Type::template unpack<Part>(block, span, w);
-  Type::template scales<Part>(header, scales);
-  FI_UNROLL
-  for (int t = 0; t < Tokens; ++t)
-    acc[t] = accumulate_part<Type>(w, scales, reinterpret_cast<const ActivationBlock*>(x + t * x_stride)[Part], acc[t]);
-  if constexpr ((Part + 1) * kActivationValues < Type::kSpan)
-    accumulate_span<Type, Tokens, Part + 1>(block, span, header, x, x_stride, acc);
-}
+// A thread's share of memory.
+struct Scratch {
+  static constexpr size_t kInterleavedBytes = kGroupBlock * kGroupRows * kChunkRowBytes;
+  static constexpr size_t kUnpackedBytes = kTileGroups * kPieceBytes;
+  static constexpr size_t kSumsBytes = sizeof(float) * kGroupBlock * kTokenBlock * kLanes;
+  static constexpr size_t kRoundedBytes = sizeof(float) * kTokenBlock * kChunkColumns<BF16>;
+  static constexpr size_t kBytes = kInterleavedBytes + kUnpackedBytes + kSumsBytes + kRoundedBytes;
 
-// Columns of floats, one fma each; in pairs the second column first, as processors' bfloat16 products have it. One chain
-// of these is slower than memory: where there are not several tokens, several groups, group_stride apart, make more.
-template <class Type, int Tokens, int Groups>
-static FI_INLINE void accumulate_floats(const uint8_t* column, int64_t group_stride, int64_t columns, const uint8_t* x,
-                                        int64_t x_stride, float* sums) {
-  constexpr int kColumnBytes = kGroupRows * Type::kBytes;
-  f32x16 acc[Groups * Tokens];
-  FI_UNROLL
-  for (int i = 0; i < Groups * Tokens; ++i) acc[i] = load(sums + kLanes * i);
-  const auto multiply = [&](int i) {
-    f32x16 w[Groups];
-    FI_UNROLL
-    for (int g = 0; g < Groups; ++g) w[g] = Type::weights(column + g * group_stride + i * kColumnBytes);
-    FI_UNROLL
-    for (int t = 0; t < Tokens; ++t) {
-      const f32x16 value = set1(reinterpret_cast<const float*>(x + t * x_stride)[i]);
-      FI_UNROLL
-      for (int g = 0; g < Groups; ++g) acc[g * Tokens + t] = fma(w[g], value, acc[g * Tokens + t]);
-    }
-  };
-  if constexpr (Type::kRounds)
-    for (; columns >= 2; columns -= 2, column += 2 * kColumnBytes, x += 2 * sizeof(float)) {
-      multiply(1);
-      multiply(0);
-    }
-  for (; columns > 0; --columns, column += kColumnBytes, x += sizeof(float)) multiply(0);
-  FI_UNROLL
-  for (int i = 0; i < Groups * Tokens; ++i) store(sums + kLanes * i, acc[i]);
-}
+  uint8_t* interleaved;
+  uint8_t* unpacked;
+  float* sums;
+  float* rounded;  // activations, kChunkColumns apart
 
-// Adds `blocks` interleaved blocks of one group to sums[token][16].
-template <class Type, int Tokens>
-static void accumulate(const uint8_t* block, int64_t blocks, const uint8_t* x, int64_t x_stride, float* sums) {
-  if constexpr (Type::kFloat) {
-    accumulate_floats<Type, Tokens, 1>(block, 0, blocks, x, x_stride, sums);
-  } else {
-    f32x16 acc[Tokens];
-    FI_UNROLL
-    for (int t = 0; t < Tokens; ++t) acc[t] = load(sums + kLanes * t);
-    for (; blocks > 0; --blocks, block += kGroupRows * Type::kBytes)
-      for (int span = 0; span < Type::kColumns / Type::kSpan; ++span) {
-        accumulate_span<Type, Tokens>(block, span, Type::header(block, span), x, x_stride, acc);
-        x += Type::kSpan / kActivationValues * sizeof(ActivationBlock);
-      }
-    FI_UNROLL
-    for (int t = 0; t < Tokens; ++t) store(sums + kLanes * t, acc[t]);
-  }
-}
-
-template <class Type, int Tokens = kMaxTile>
-static void accumulate_tokens(const uint8_t* block, int64_t blocks, const uint8_t* x, int64_t x_stride, int64_t tokens,
-                              float* sums) {
-  for (; tokens >= Tokens; tokens -= Tokens, x += Tokens * x_stride, sums += Tokens * kLanes)
-    accumulate<Type, Tokens>(block, blocks, x, x_stride, sums);
-  if constexpr (Tokens > 1) accumulate_tokens<Type, Tokens / 2>(block, blocks, x, x_stride, tokens, sums);
-}
+  explicit Scratch(uint8_t* memory)
+      : interleaved(memory),
+        unpacked(interleaved + kInterleavedBytes),
+        sums(reinterpret_cast<float*>(unpacked + kUnpackedBytes)),
+        rounded(sums + kSumsBytes / sizeof(float)) {}
+};
 
 // At least one of `blocks` blocks; says how many.
 template <class Type>
@@ -185,61 +115,109 @@ static FI_INLINE void finish(const LinearJob& job, int64_t group, int64_t token,
   store_part(out, y, rows);
 }
 
+// Interleaved blocks of some groups, group_stride apart, and activations of some tokens: what a tile adds to its sums,
+// sums[group · sum_stride + token · 16].
+struct Tile {
+  const uint8_t* weights;
+  int64_t group_stride;
+  int64_t groups;
+  int64_t blocks;
+  const uint8_t* x;
+  int64_t x_stride;
+  int64_t tokens;
+  float* sums;
+  int64_t sum_stride;
+};
+
+// Calls f<n>(first) over [0, count) in steps of n = kStep, and of its halves for the rest.
+template <int kStep, class F>
+static FI_INLINE void in_steps(int64_t first, int64_t count, const F& f) {
+  for (; count - first >= kStep; first += kStep) f.template operator()<kStep>(first);
+  if constexpr (kStep > 1) in_steps<kStep / 2>(first, count, f);
+}
+
+// Few tokens: blocks are unpacked into registers.
+template <class Type>
+static void add_few(const Tile& t) {
+  if constexpr (Type::kFloat) {
+    // One token and one group is a chain of additions, slower than memory: several groups make more chains.
+    if (t.tokens == 1)
+      return in_steps<kOneTokenGroups>(0, t.groups, [&]<int kGroups>(int64_t g) {
+        accumulate_floats<Type, kGroups, 1>(t.weights + g * t.group_stride, t.group_stride, t.blocks, t.x, t.x_stride,
+                                            t.sums + g * t.sum_stride, t.sum_stride);
+      });
+  }
+  for (int64_t g = 0; g < t.groups; ++g)
+    in_steps<kMaxTile>(0, t.tokens, [&]<int kTokens>(int64_t token) {
+      const uint8_t* const weights = t.weights + g * t.group_stride;
+      const uint8_t* const x = t.x + token * t.x_stride;
+      float* const sums = t.sums + g * t.sum_stride + token * kLanes;
+      if constexpr (Type::kFloat)
+        accumulate_floats<Type, 1, kTokens>(weights, 0, t.blocks, x, t.x_stride, sums, 0);
+      else
+        accumulate_blocks<Type, kTokens>(weights, t.blocks, x, t.x_stride, sums);
+    });
+}
+
+// Many: a piece of each group is unpacked into the first-level cache, once for all tokens.
+template <class Type>
+static void add_many(const Tile& t, uint8_t* unpacked) {
+  for (int64_t block = 0; block < t.blocks; block += kPieceBlocks<Type>) {
+    const int64_t blocks = t.blocks - block < kPieceBlocks<Type> ? t.blocks - block : kPieceBlocks<Type>;
+    const int64_t parts = Type::kFloat ? blocks : blocks * Type::kColumns / kActivationValues;
+    const uint8_t* const x = t.x + block * Type::kColumns / kActivationColumns<Type> * kActivationBytes<Type>;
+    in_steps<kTileGroups>(0, t.groups, [&]<int kGroups>(int64_t group) {
+      for (int64_t g = 0; g < kGroups; ++g)
+        unpack_blocks<Type>(t.weights + (group + g) * t.group_stride + block * kGroupRows * Type::kBytes, blocks,
+                            unpacked + g * kPieceBytes);
+      in_steps<kTileGroups * kTileTokens / kGroups>(0, t.tokens, [&]<int kTokens>(int64_t token) {
+        accumulate_unpacked<Type, kGroups, kTokens>(unpacked, kPieceBytes, parts, x + token * t.x_stride, t.x_stride,
+                                                    t.sums + group * t.sum_stride + token * kLanes, t.sum_stride);
+      });
+    });
+  }
+}
+
 // Up to kGroupBlock groups and kTokenBlock tokens, by chunks of columns.
 template <class Type>
 static void linear_tile(const LinearJob& job, int64_t first_group, int64_t groups, int64_t first_token, int64_t tokens,
-                        uint8_t* scratch) {
-  float* sums = reinterpret_cast<float*>(scratch + kTileBytes);
-  std::memset(sums, 0, sizeof(float) * static_cast<size_t>(groups * tokens * kLanes));
-  const int64_t row_bytes = job.columns / Type::kColumns * Type::kBytes;
-  uint8_t* rounded = scratch + kTileBytes + kSumsBytes;  // activations, kChunkColumns apart
+                        const Scratch& scratch) {
+  std::memset(scratch.sums, 0, sizeof(float) * static_cast<size_t>(groups * tokens * kLanes));
+  const int64_t row_bytes = job.columns / Type::kColumns * Type::kBytes, row = first_group * kGroupRows;
   const int64_t step = tokens == 1 && job.interleaved && !kRounds<Type> ? job.columns : kChunkColumns<Type>;
   for (int64_t column = 0; column < job.columns; column += step) {
     const int64_t blocks = (job.columns - column < step ? job.columns - column : step) / Type::kColumns;
     const int64_t start = column / Type::kColumns * Type::kBytes;
-    const uint8_t* tile[kGroupBlock];
-    for (int64_t g = 0; g < groups; ++g) {
-      const int64_t row = (first_group + g) * kGroupRows;
-      if (job.interleaved) {
-        tile[g] = job.weights + row * row_bytes + kGroupRows * start;
-      } else {
-        uint8_t* own = scratch + g * kGroupRows * kChunkRowBytes;
-        interleave_chunk<Type>(job.weights + row * row_bytes + start, row_bytes, row_bytes - start, job.rows - row,
-                               blocks, own);
-        tile[g] = own;
-      }
-    }
-    const uint8_t* x = job.x + first_token * job.x_stride_bytes +
-                       column / kActivationColumns<Type> * kActivationBytes<Type>;
-    for (int64_t t = 0; t < tokens; t += kMaxTile) {
-      const int64_t some = tokens - t < kMaxTile ? tokens - t : kMaxTile;
-      const uint8_t* from = x + t * job.x_stride_bytes;
-      int64_t stride = job.x_stride_bytes;
-      if constexpr (kRounds<Type>) {
-        for (int64_t i = 0; i < some; ++i) {
-          round_to_bf16(reinterpret_cast<const float*>(from + i * stride), blocks,
-                        reinterpret_cast<float*>(rounded) + i * kChunkColumns<Type>);
-          for (int64_t line = 0; line < blocks * kActivationBytes<Type>; line += 64)  // of the next tile
-            prefetch(from + (i + kMaxTile) * stride + line);
-        }
-        from = rounded;
-        stride = sizeof(float) * kChunkColumns<Type>;
-      }
-      if constexpr (Type::kFloat)
-        if (tokens == 1 && groups == kGroupBlock) {
-          accumulate_floats<Type, 1, kGroupBlock>(tile[0], tile[1] - tile[0], blocks, from, stride, sums);
-          continue;
-        }
+    Tile tile{job.weights + row * row_bytes + kGroupRows * start, kGroupRows * row_bytes, groups, blocks,
+              job.x + first_token * job.x_stride_bytes + column / kActivationColumns<Type> * kActivationBytes<Type>,
+              job.x_stride_bytes, tokens, scratch.sums, tokens * kLanes};
+    if (!job.interleaved) {
+      tile.weights = scratch.interleaved;
+      tile.group_stride = kGroupRows * kChunkRowBytes;
       for (int64_t g = 0; g < groups; ++g)
-        accumulate_tokens<Type>(tile[g], blocks, from, stride, some, sums + (g * tokens + t) * kLanes);
+        interleave_chunk<Type>(job.weights + (row + g * kGroupRows) * row_bytes + start, row_bytes, row_bytes - start,
+                               job.rows - row - g * kGroupRows, blocks, scratch.interleaved + g * tile.group_stride);
     }
+    if constexpr (kRounds<Type>) {
+      for (int64_t t = 0; t < tokens; ++t)
+        round_to_bf16(reinterpret_cast<const float*>(tile.x + t * tile.x_stride), blocks,
+                      scratch.rounded + t * kChunkColumns<Type>);
+      tile.x = reinterpret_cast<const uint8_t*>(scratch.rounded);
+      tile.x_stride = sizeof(float) * kChunkColumns<Type>;
+    }
+    if (tokens < kManyTokens<Type>)
+      add_few<Type>(tile);
+    else
+      add_many<Type>(tile, scratch.unpacked);
   }
   for (int64_t g = 0; g < groups; ++g)
-    for (int64_t t = 0; t < tokens; ++t) finish(job, first_group + g, first_token + t, sums + (g * tokens + t) * kLanes);
+    for (int64_t t = 0; t < tokens; ++t)
+      finish(job, first_group + g, first_token + t, scratch.sums + (g * tokens + t) * kLanes);
 }
 
 template <class Type>
-static void linear(const LinearJob& job, int64_t first_group, int64_t last_group, uint8_t* scratch) {
+static void linear(const LinearJob& job, int64_t first_group, int64_t last_group, uint8_t* memory) {
+  const Scratch scratch(memory);
   const int64_t most = job.tokens == 1 && !Type::kFloat ? 1 : kGroupBlock;
   for (int64_t group = first_group; group < last_group; group += most) {
     const int64_t groups = last_group - group < most ? last_group - group : most;
@@ -314,6 +292,6 @@ static constexpr TypeKernels kTypes[] = {
     kTypeKernels<MXFP4>,
 };
 
-static constexpr LinearKernels kLinearKernels{kTypes, sizeof kTypes / sizeof *kTypes, kScratchBytes, quantize, read};
+static constexpr LinearKernels kLinearKernels{kTypes, sizeof kTypes / sizeof *kTypes, Scratch::kBytes, quantize, read};
 
 }  // namespace flexinfer::FI_NS

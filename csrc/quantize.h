@@ -26,9 +26,14 @@ static FI_INLINE void quantize_block(const float* x, ActivationBlock* out) {
   store_i8(out->q, qa);
   store_i8(out->q + 16, qb);
   out->scale = most / 127.0f;
-  out->minus_sum[0] = -reduce_add(qa);
-  out->minus_sum[1] = -reduce_add(qb);
-  out->minus_total = out->minus_sum[0] + out->minus_sum[1];
+  int32_t first[4], second[4];
+  reduce_fours(qa, first);
+  reduce_fours(qb, second);
+  for (int i = 0; i < 2; ++i) {
+    out->minus_sum[0][i] = static_cast<int16_t>(-first[2 * i] - first[2 * i + 1]);
+    out->minus_sum[1][i] = static_cast<int16_t>(-second[2 * i] - second[2 * i + 1]);
+    out->minus_sum[2][i] = static_cast<int16_t>(out->minus_sum[0][i] + out->minus_sum[1][i]);
+  }
 }
 
 static void quantize(const float* x, int64_t columns, ActivationBlock* out) {

@@ -14,6 +14,8 @@ namespace flexinfer::FI_NS {
 
 constexpr int kLanes = 16;
 constexpr int kMaxTile = 8;
+constexpr int kTileGroups = 1, kTileTokens = 8;
+constexpr int64_t kManyQuantisedTokens = INT64_MAX, kManyFloatTokens = INT64_MAX;
 
 struct f32x16 { __m512 v; };
 struct i32x16 { __m512i v; };
@@ -56,6 +58,7 @@ static FI_INLINE i32x16 set1_i32(int32_t x) { return {_mm512_set1_epi32(x)}; }
 static FI_INLINE i32x16 load64(const void* p) { return {_mm512_loadu_si512(p)}; }
 // Volatile, so that the compiler keeps the order of such loads.
 static FI_INLINE i32x16 load64_in_order(const void* p) { return {*static_cast<const volatile __m512i_u*>(p)}; }
+static FI_INLINE i32x16 in_register(i32x16 a) { return a; }
 static FI_INLINE void store64(void* p, i32x16 a) { _mm512_storeu_si512(p, a.v); }
 static FI_INLINE i32x16 broadcast32(const void* p) {
   int32_t x;
@@ -73,13 +76,26 @@ template <int N> static FI_INLINE i32x16 shl(i32x16 a) { return {_mm512_slli_epi
 template <int N> static FI_INLINE i32x16 shr(i32x16 a) { return {_mm512_srli_epi32(a.v, N)}; }
 template <int N> static FI_INLINE i32x16 sar(i32x16 a) { return {_mm512_srai_epi32(a.v, N)}; }
 static FI_INLINE int32_t reduce_add(i32x16 a) { return _mm512_reduce_add_epi32(a.v); }
+static FI_INLINE void reduce_fours(i32x16 a, int32_t sums[4]) {
+  const __m256i by8 = _mm256_add_epi32(_mm512_castsi512_si256(a.v), _mm512_extracti64x4_epi64(a.v, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(sums),
+                   _mm_add_epi32(_mm256_castsi256_si128(by8), _mm256_extracti128_si256(by8, 1)));
+}
 static FI_INLINE int32_t reduce_max(i32x16 a) { return _mm512_reduce_max_epi32(a.v); }
-template <int N, int kOffset, int kMost>
-static FI_INLINE i32x16 dot(const i32x16* w, const int8_t* q, const int32_t& minus_sum) {
-  i32x16 sum = kOffset ? mul(set1_i32(kOffset), broadcast32(&minus_sum)) : set1_i32(0);
+static FI_INLINE i32x16 madd16(i32x16 a, i32x16 b) { return {_mm512_madd_epi16(a.v, b.v)}; }
+static FI_INLINE i32x16 twice16(i32x16 a) { return bit_or(bit_and(a, set1_i32(0xffff)), shl<16>(a)); }
+static FI_INLINE i32x16 as_factor(i32x16 a) { return a; }
+template <int N, int kOffset, int kMost, int kGroups, int kTokens>
+static FI_INLINE void dots(const i32x16* const* w, const int8_t* const* q, const int16_t* const* minus_sum,
+                           const i32x16* factors, i32x16* sums) {
   FI_UNROLL
-  for (int e = 0; e < N; ++e) sum.v = _mm512_dpbusd_epi32(sum.v, w[e].v, broadcast32(q + 4 * e).v);
-  return sum;
+  for (int i = 0; i < kGroups * kTokens; ++i) {
+    const int g = i / kTokens, t = i % kTokens;
+    i32x16 sum = kOffset ? madd16(broadcast32(minus_sum[t]), {_mm512_set1_epi16(kOffset)}) : set1_i32(0);
+    FI_UNROLL
+    for (int e = 0; e < N; ++e) sum.v = _mm512_dpbusd_epi32(sum.v, w[g][e].v, broadcast32(q[t] + 4 * e).v);
+    sums[i] = add(sums[i], factors ? mul(factors[g], sum) : sum);
+  }
 }
 static FI_INLINE i32x16 repeat16(const uint8_t* p) {
   return {_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
@@ -135,6 +151,7 @@ static FI_INLINE void transpose_dwords(const uint8_t* const* rows, size_t offset
   out[2].v = _mm512_unpacklo_epi64(ab_high, cd_high);
   out[3].v = _mm512_unpackhi_epi64(ab_high, cd_high);
 }
+static FI_INLINE void prefetch_stream(const uint8_t*, int) {}  // slowed Zen 4 and 5
 static FI_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 }  // namespace flexinfer::FI_NS

@@ -15,6 +15,9 @@ namespace flexinfer::FI_NS {
 
 constexpr int kLanes = 16;
 constexpr int kMaxTile = 2;  // tokens whose accumulators stay in registers; here, that compile in little time
+// The same where weights are unpacked into cache first, and from how many tokens on they are.
+constexpr int kTileGroups = 1, kTileTokens = 2;
+constexpr int64_t kManyQuantisedTokens = 4, kManyFloatTokens = 4;
 
 struct f32x16 { float v[kLanes]; };
 // 16 dwords; little-endian bytes of them where a function says so.
@@ -80,6 +83,8 @@ static FI_INLINE i32x16 load64(const void* p) { i32x16 r; std::memcpy(r.v, p, 64
 // For memory that is read once: where loads ascend, the processor fetches ahead, and the compiler must not shuffle them.
 static FI_INLINE i32x16 load64_in_order(const void* p) { return load64(p); }
 static FI_INLINE void store64(void* p, i32x16 a) { std::memcpy(p, a.v, 64); }
+// The same value, which the compiler must have in a register here.
+static FI_INLINE i32x16 in_register(i32x16 a) { return a; }
 // The four bytes (or one dword) at p in every lane.
 static FI_INLINE i32x16 broadcast32(const void* p) { int32_t x; std::memcpy(&x, p, 4); return set1_i32(x); }
 static FI_INLINE i32x16 add(i32x16 a, i32x16 b) { return each<i32x16>([&](int i) { return a.v[i] + b.v[i]; }); }
@@ -101,22 +106,43 @@ static FI_INLINE int32_t reduce_add(i32x16 a) {
   for (int i = 0; i < kLanes; ++i) sum += a.v[i];
   return static_cast<int32_t>(sum);
 }
+// The sums of lanes 0, 4, 8, 12, of 1, 5, 9, 13, ...
+static FI_INLINE void reduce_fours(i32x16 a, int32_t sums[4]) {
+  for (int i = 0; i < 4; ++i) sums[i] = static_cast<int32_t>(a.v[i] + a.v[i + 4] + a.v[i + 8] + a.v[i + 12]);
+}
 static FI_INLINE int32_t reduce_max(i32x16 a) {
   int32_t most = static_cast<int32_t>(a.v[0]);
   for (int i = 1; i < kLanes; ++i)
     if (static_cast<int32_t>(a.v[i]) > most) most = static_cast<int32_t>(a.v[i]);
   return most;
 }
-// Σ (w − kOffset)·q over 4·N inputs, exact. Weights are unsigned bytes of at most kMost, four inputs to a dword; every
-// lane has the same q, of −127..127, and minus_sum is −Σ q.
-template <int N, int kOffset, int kMost>
-static FI_INLINE i32x16 dot(const i32x16* w, const int8_t* q, const int32_t& minus_sum) {
+// Each dword as two signed halves: their products, added.
+static FI_INLINE i32x16 madd16(i32x16 a, i32x16 b) {
   return each<i32x16>([&](int i) {
-    int32_t sum = kOffset * minus_sum;
-    for (int e = 0; e < N; ++e)
-      for (int k = 0; k < 4; ++k) sum += static_cast<int32_t>(w[e].v[i] >> 8 * k & 0xff) * q[4 * e + k];
-    return static_cast<uint32_t>(sum);
+    const auto half = [i](i32x16 x, int shift) { return int32_t{static_cast<int16_t>(x.v[i] >> shift & 0xffff)}; };
+    return static_cast<uint32_t>(half(a, 0) * half(b, 0) + half(a, 16) * half(b, 16));
   });
+}
+// A small integer in both halves, for madd16().
+static FI_INLINE i32x16 twice16(i32x16 a) {
+  return each<i32x16>([&](int i) { return (a.v[i] & 0xffff) | a.v[i] << 16; });
+}
+// A factor, of 16 bits with its sign, as dots() takes it.
+static FI_INLINE i32x16 as_factor(i32x16 a) { return a; }
+// sums[group][token] += factor[group] · Σ (w − kOffset)·q over 4·N inputs, exact; without factors they are 1. Weights are
+// unsigned bytes of at most kMost, four inputs to a dword; every lane has the same q, of −127..127, and minus_sum[token]
+// is −Σ q in two parts: of the first two and of the last two of every four.
+template <int N, int kOffset, int kMost, int kGroups, int kTokens>
+static FI_INLINE void dots(const i32x16* const* w, const int8_t* const* q, const int16_t* const* minus_sum,
+                           const i32x16* factors, i32x16* sums) {
+  for (int g = 0; g < kGroups; ++g)
+    for (int t = 0; t < kTokens; ++t)
+      for (int i = 0; i < kLanes; ++i) {
+        int32_t sum = kOffset * (minus_sum[t][0] + minus_sum[t][1]);
+        for (int e = 0; e < N; ++e)
+          for (int k = 0; k < 4; ++k) sum += static_cast<int32_t>(w[g][e].v[i] >> 8 * k & 0xff) * q[t][4 * e + k];
+        sums[g * kTokens + t].v[i] += static_cast<uint32_t>(factors ? static_cast<int32_t>(factors[g].v[i]) * sum : sum);
+      }
 }
 
 // The 16 bytes at p, in every four lanes, and what they hold at the index (0..15) in each byte.
@@ -228,6 +254,8 @@ static FI_INLINE void transpose_dwords(const uint8_t* const* rows, size_t offset
   for (int row = 0; row < kLanes; ++row)
     for (int e = 0; e < 4; ++e) std::memcpy(&out[e].v[row], rows[row] + offset + 4 * e, 4);
 }
+// A stream of weights some way ahead of p, where that helps.
+static FI_INLINE void prefetch_stream(const uint8_t*, int) {}
 // Into the second-level cache; any address will do.
 static FI_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 

@@ -85,12 +85,13 @@ def quantized(ctx: _kernels.Context, x: Floats) -> Bytes:
     return out
 
 
-def unpacked(xq: Bytes, columns: int) -> tuple[NDArray[np.int8], Floats, NDArray[np.int32]]:
-    """The int8 values [n, columns], the scales [n, blocks] and the negated sums [n, blocks, 3]."""
+def unpacked(xq: Bytes, columns: int) -> tuple[NDArray[np.int8], Floats, NDArray[np.int16]]:
+    """int8 values [n, columns], scales [n, blocks] and negated sums [n, blocks, 3, 2]."""
     blocks = xq[:, : columns // 32 * 48].reshape(len(xq), -1, 48)
     q = np.ascontiguousarray(blocks[:, :, :32]).view(np.int8).reshape(len(xq), columns)
     scales = np.ascontiguousarray(blocks[:, :, 32:36]).view(np.float32)[:, :, 0]
-    return q, scales, np.ascontiguousarray(blocks[:, :, 36:]).view(np.int32)
+    sums = np.ascontiguousarray(blocks[:, :, 36:]).view(np.int16)
+    return q, scales, sums.reshape(len(xq), -1, 3, 2)
 
 
 def product(

@@ -96,7 +96,7 @@ def test_linear_over_chunks_of_columns(columns: int, ctx: _kernels.Context) -> N
 @pytest.mark.parametrize("columns", [1, 2, 3, 15, 33, 255, 257, 513, 1027])
 def test_floats_in_any_number_of_columns(columns: int) -> None:
     for type_id in FLOATS:
-        w, x = Matrix.random(type_id, 19, columns), activations(9, columns)
+        w, x = Matrix.random(type_id, 35, columns), activations(23, columns)
         expected = product(_kernels.Context(1), w, x)
         exact = x.astype(np.float64) @ w.dequantized().T.astype(np.float64)
         np.testing.assert_allclose(expected, exact, rtol=0, atol=0.02 * columns**0.5)
@@ -216,7 +216,7 @@ def test_only_the_rows_asked_for_are_touched(ctx: _kernels.Context) -> None:
 
 def test_read_bandwidth_is_a_rate(ctx: _kernels.Context) -> None:
     memory = np.ones(1 << 22, np.uint8)
-    assert 1e8 < _kernels.read_bandwidth(ctx, memory.ctypes.data, memory.nbytes, 2) < 1e13
+    assert 1e6 < _kernels.read_bandwidth(ctx, memory.ctypes.data, memory.nbytes, 2) < 1e13
 
 
 @pytest.mark.parametrize("type_id", TYPES, ids=names)

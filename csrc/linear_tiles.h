@@ -1,0 +1,225 @@
+// The innermost products: blocks of one or two groups with the activations of a few tokens, sums in registers.
+#pragma once
+
+#include "blocks.h"
+#include "linear.h"
+
+namespace flexinfer::FI_NS {
+
+// Scales as the products take them.
+template <class Type>
+static FI_INLINE void prepare(Scales& scales) {
+  for (int sub = 0; sub < Type::kSubs; ++sub) {
+    scales.s[sub] = as_factor(scales.s[sub]);
+    if constexpr (Type::kMinima) scales.m[sub] = twice16(scales.m[sub]);
+  }
+}
+
+// One part (32 inputs) of a block of each group, for tokens whose activations are x_stride apart.
+template <class Type, int kGroups, int kTokens>
+static FI_INLINE void accumulate_part(const i32x16* const* w, const Scales* scales, const uint8_t* x, int64_t x_stride,
+                                      f32x16* acc) {
+  const ActivationBlock* at[kTokens];
+  FI_UNROLL
+  for (int t = 0; t < kTokens; ++t) at[t] = reinterpret_cast<const ActivationBlock*>(x + t * x_stride);
+  i32x16 sums[kGroups * kTokens];
+  FI_UNROLL
+  for (int i = 0; i < kGroups * kTokens; ++i) sums[i] = set1_i32(0);
+  const auto add_dots = [&]<int N>(int first, int which, const i32x16* factors) {
+    const i32x16* from[kGroups];
+    const int8_t* q[kTokens];
+    const int16_t* minus_sum[kTokens];
+    FI_UNROLL
+    for (int g = 0; g < kGroups; ++g) from[g] = w[g] + first;
+    FI_UNROLL
+    for (int t = 0; t < kTokens; ++t) {
+      q[t] = at[t]->q + 4 * first;
+      minus_sum[t] = at[t]->minus_sum[which];
+    }
+    dots<N, Type::kOffset, Type::kMost, kGroups, kTokens>(from, q, minus_sum, factors, sums);
+  };
+  i32x16 factors[2][kGroups];
+  FI_UNROLL
+  for (int i = 0; i < Type::kSubs * kGroups; ++i) factors[i / kGroups][i % kGroups] = scales[i % kGroups].s[i / kGroups];
+  if constexpr (Type::kSubs == 2) {
+    add_dots.template operator()<4>(0, 0, factors[0]);
+    add_dots.template operator()<4>(4, 1, factors[1]);
+  } else {
+    add_dots.template operator()<8>(0, 2, Type::kSubs ? factors[0] : nullptr);
+  }
+  FI_UNROLL
+  for (int i = 0; i < kGroups * kTokens; ++i) {
+    const ActivationBlock* const token = at[i % kTokens];
+    const Scales& group = scales[i / kTokens];
+    const f32x16 scale = set1(token->scale);
+    acc[i] = fma(to_f32(sums[i]), mul(group.d, scale), acc[i]);
+    if constexpr (Type::kMinima) {
+      const auto minus = [&](i32x16 m, int which) { return madd16(m, broadcast32(token->minus_sum[which])); };
+      i32x16 all;
+      if constexpr (Type::kSubs == 2)
+        all = add(minus(group.m[0], 0), minus(group.m[1], 1));
+      else
+        all = minus(Type::kSubs == 1 ? group.m[0] : twice16(set1_i32(1)), 2);
+      acc[i] = fma(to_f32(all), mul(group.dmin, scale), acc[i]);
+    }
+  }
+}
+
+// A part's share of a block's bytes: so much is fetched ahead while it is computed, for bursts would hold up the loads.
+template <class Type, int Part>
+static FI_INLINE void prefetch_part(const uint8_t* block, int span) {
+  constexpr int kBytes = kGroupRows * Type::kBytes * kActivationValues / Type::kColumns;
+  prefetch_stream(block + (span * Type::kSpan / kActivationValues + Part) * kBytes, kBytes);
+}
+
+// The parts of one span of a block.
+template <class Type, int kTokens, int Part = 0>
+static FI_INLINE void accumulate_span(const uint8_t* block, int span, const typename Type::Header& header,
+                                      const uint8_t* x, int64_t x_stride, f32x16 acc[kTokens]) {
+  i32x16 w[8];
+  const i32x16* const from = w;
+  Scales scales;
+  prefetch_part<Type, Part>(block, span);
+  Type::template unpack<Part>(block, span, w);
+  Type::template scales<Part>(header, scales);
+  prepare<Type>(scales);
+  accumulate_part<Type, 1, kTokens>(&from, &scales, x + Part * sizeof(ActivationBlock), x_stride, acc);
+  if constexpr ((Part + 1) * kActivationValues < Type::kSpan)
+    accumulate_span<Type, kTokens, Part + 1>(block, span, header, x, x_stride, acc);
+}
+
+// Adds `blocks` interleaved blocks of one group to sums[token][16].
+template <class Type, int kTokens>
+static void accumulate_blocks(const uint8_t* block, int64_t blocks, const uint8_t* x, int64_t x_stride, float* sums) {
+  f32x16 acc[kTokens];
+  FI_UNROLL
+  for (int t = 0; t < kTokens; ++t) acc[t] = load(sums + kLanes * t);
+  for (; blocks > 0; --blocks, block += kGroupRows * Type::kBytes)
+    for (int span = 0; span < Type::kColumns / Type::kSpan; ++span) {
+      accumulate_span<Type, kTokens>(block, span, Type::header(block, span), x, x_stride, acc);
+      x += Type::kSpan / kActivationValues * sizeof(ActivationBlock);
+    }
+  FI_UNROLL
+  for (int t = 0; t < kTokens; ++t) store(sums + kLanes * t, acc[t]);
+}
+
+// Columns of floats, one fma each; in pairs the second column first, as processors' bfloat16 products have it. Sums are
+// sums[group · sum_stride + token · 16].
+template <class Type, int kGroups, int kTokens>
+static void accumulate_floats(const uint8_t* column, int64_t group_stride, int64_t columns, const uint8_t* x,
+                              int64_t x_stride, float* sums, int64_t sum_stride) {
+  constexpr int kColumnBytes = kGroupRows * Type::kBytes;
+  f32x16 acc[kGroups * kTokens];
+  FI_UNROLL
+  for (int i = 0; i < kGroups * kTokens; ++i) acc[i] = load(sums + i / kTokens * sum_stride + i % kTokens * kLanes);
+  const auto multiply = [&](int i) {
+    f32x16 w[kGroups];
+    FI_UNROLL
+    for (int g = 0; g < kGroups; ++g) w[g] = Type::weights(column + g * group_stride + i * kColumnBytes);
+    FI_UNROLL
+    for (int t = 0; t < kTokens; ++t) {
+      const f32x16 value = set1(reinterpret_cast<const float*>(x + t * x_stride)[i]);
+      FI_UNROLL
+      for (int g = 0; g < kGroups; ++g) acc[g * kTokens + t] = fma(w[g], value, acc[g * kTokens + t]);
+    }
+  };
+  for (; columns >= 2; columns -= 2, column += 2 * kColumnBytes, x += 2 * sizeof(float)) {
+    if constexpr (Type::kStreams) {
+      FI_UNROLL
+      for (int g = 0; g < kGroups; ++g) prefetch_stream(column + g * group_stride, 2 * kColumnBytes);
+    }
+    multiply(Type::kRounds);
+    multiply(!Type::kRounds);
+  }
+  if (columns > 0) multiply(0);
+  FI_UNROLL
+  for (int i = 0; i < kGroups * kTokens; ++i) store(sums + i / kTokens * sum_stride + i % kTokens * kLanes, acc[i]);
+}
+
+// The unpacked form, for many tokens: of each part its eight vectors of weights and its scales; of floats, float32.
+template <class Type>
+constexpr int kPartVectors = 9 + Type::kMinima + Type::kSubs * (1 + Type::kMinima);
+
+template <class Type, int Part = 0>
+static FI_INLINE uint8_t* unpack_span(const uint8_t* block, int span, const typename Type::Header& header, uint8_t* out) {
+  i32x16 w[8];
+  Scales scales;
+  prefetch_part<Type, Part>(block, span);
+  Type::template unpack<Part>(block, span, w);
+  Type::template scales<Part>(header, scales);
+  prepare<Type>(scales);
+  const auto put = [&out](i32x16 vector) {
+    store64(out, vector);
+    out += 64;
+  };
+  FI_UNROLL
+  for (int e = 0; e < 8; ++e) put(w[e]);
+  put(as_i32(scales.d));
+  if constexpr (Type::kMinima) put(as_i32(scales.dmin));
+  for (int sub = 0; sub < Type::kSubs; ++sub) {
+    put(scales.s[sub]);
+    if constexpr (Type::kMinima) put(scales.m[sub]);
+  }
+  if constexpr ((Part + 1) * kActivationValues < Type::kSpan) return unpack_span<Type, Part + 1>(block, span, header, out);
+  return out;
+}
+
+template <class Type>
+static void unpack_blocks(const uint8_t* block, int64_t blocks, uint8_t* out) {
+  for (; blocks > 0; --blocks, block += kGroupRows * Type::kBytes) {
+    if constexpr (Type::kFloat) {
+      prefetch_stream(block, kGroupRows * Type::kBytes);
+      store(reinterpret_cast<float*>(out), Type::weights(block));
+      out += 64;
+    } else {
+      for (int span = 0; span < Type::kColumns / Type::kSpan; ++span)
+        out = unpack_span<Type>(block, span, Type::header(block, span), out);
+    }
+  }
+}
+
+template <class Type>
+struct Unpacked {
+  static constexpr int kBytes = sizeof(float);
+  static constexpr bool kRounds = Type::kRounds, kStreams = false;
+  // As an operand of each product it would be loaded once per token.
+  static FI_INLINE f32x16 weights(const uint8_t* column) { return as_f32(in_register(load64(column))); }
+};
+
+// Adds unpacked parts (columns, of floats) of groups that are group_stride apart.
+template <class Type, int kGroups, int kTokens>
+static void accumulate_unpacked(const uint8_t* tile, int64_t group_stride, int64_t parts, const uint8_t* x,
+                                int64_t x_stride, float* sums, int64_t sum_stride) {
+  if constexpr (Type::kFloat) {
+    accumulate_floats<Unpacked<Type>, kGroups, kTokens>(tile, group_stride, parts, x, x_stride, sums, sum_stride);
+  } else {
+    f32x16 acc[kGroups * kTokens];
+    FI_UNROLL
+    for (int i = 0; i < kGroups * kTokens; ++i) acc[i] = load(sums + i / kTokens * sum_stride + i % kTokens * kLanes);
+    for (; parts > 0; --parts, tile += 64 * kPartVectors<Type>, x += sizeof(ActivationBlock)) {
+      const i32x16* w[kGroups];
+      Scales scales[kGroups];
+      FI_UNROLL
+      for (int g = 0; g < kGroups; ++g) {
+        const uint8_t* const from = tile + g * group_stride;
+        w[g] = reinterpret_cast<const i32x16*>(from);
+        const uint8_t* next = from + 8 * 64;
+        const auto take = [&next] {
+          next += 64;
+          return load64(next - 64);
+        };
+        scales[g].d = as_f32(take());
+        if constexpr (Type::kMinima) scales[g].dmin = as_f32(take());
+        for (int sub = 0; sub < Type::kSubs; ++sub) {
+          scales[g].s[sub] = take();
+          if constexpr (Type::kMinima) scales[g].m[sub] = take();
+        }
+      }
+      accumulate_part<Type, kGroups, kTokens>(w, scales, x, x_stride, acc);
+    }
+    FI_UNROLL
+    for (int i = 0; i < kGroups * kTokens; ++i) store(sums + i / kTokens * sum_stride + i % kTokens * kLanes, acc[i]);
+  }
+}
+
+}  // namespace flexinfer::FI_NS
