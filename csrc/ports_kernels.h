@@ -15,12 +15,16 @@ static uint32_t port_int8(int64_t rounds) {
   asm volatile("" : : "r"(weights), "r"(q) : "memory");  // the compiler is to know nothing of what they hold
   const i32x16 v = load64(weights);
   const i32x16 w[8] = {v, v, v, v, v, v, v, v};  // few registers, so that none goes to memory and back
-  const int32_t no_offset = 0;
+  const i32x16* const group = w;
+  const int16_t* const no_offset = nullptr;
   i32x16 sum = v;
   for (int64_t round = 0; round < rounds; ++round) {
     asm volatile("" : : "r"(q) : "memory");  // nor that they hold the same again
     FI_UNROLL
-    for (int i = 0; i < kDots; ++i) sum = add(sum, dot<8, 0, 15>(w, q[i], no_offset));
+    for (int i = 0; i < kDots; ++i) {
+      const int8_t* const token = q[i];
+      dots<8, 0, 15, 1, 1>(&group, &token, &no_offset, nullptr, &sum);
+    }
   }
   return static_cast<uint32_t>(reduce_add(sum));
 }
