@@ -7,6 +7,7 @@ from flexinfer import _kernels
 
 CTX = _kernels.Context(1)
 NONE = np.zeros(0, np.int64)
+F16 = 1  # its ggml id
 
 
 def test_nothing_happens_before_the_replay() -> None:
@@ -31,7 +32,7 @@ def test_a_call_that_is_wrong_is_refused_when_recorded() -> None:
     with pytest.raises(ValueError, match="must not be negative"):
         _kernels.linear_streamed(program, 0, -1, 0, 16, 32, x, None, x, 0, 0, None)
     with pytest.raises(ValueError, match="rows of k is 1, must be 2"):
-        program.attention(x[:1], x[:1], x, x, 64, 8192, 0, 1, 1, 32, 2, 1.0)
+        program.attention(x[:1], x[:1], x, x, 64, 8192, 0, 1, 1, 32, F16, 1.0)
     assert len(program) == 0
 
 
@@ -42,7 +43,7 @@ def test_a_replay_that_does_not_fit_the_records_is_refused() -> None:
     _kernels.linear_streamed(program, 0, 3, 0, 16, 32, x, None, x, 0, 0, None)
     pages = np.zeros(2 * 32 * 64, np.uint16)
     place = (pages.ctypes.data, pages.nbytes)
-    program.attention(x, x, x, x.copy(), *place, 1, 1, 1, 32, 2, 1.0)
+    program.attention(x, x, x, x.copy(), *place, 1, 1, 1, 32, F16, 1.0)
     spans, addresses = _kernels.Spans(), np.full(4, x.ctypes.data, np.int64)
     spans.add(0, 2, 0, [table, table])
     for first, last in ((-1, 1), (1, 0), (0, 3)):
