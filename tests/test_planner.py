@@ -12,8 +12,8 @@ from flexinfer.memory.ledger import Category
 from flexinfer.models.spec import Layer, ModelSpec, Rope
 from flexinfer.models.weights import Matrix, ModelWeights
 from flexinfer.planner.disk import Disk
-from flexinfer.planner.estimator import CALL_S, CALLS_PER_LAYER, visible_keys
-from flexinfer.planner.hardware import Hardware, KernelRates
+from flexinfer.planner.estimator import visible_keys, visited_keys
+from flexinfer.planner.hardware import AttentionRates, Glue, Hardware, Host, KernelRates
 from flexinfer.planner.planner import Plan, Workload, make_plan, predict
 from flexinfer.planner.sizes import Sizes
 from flexinfer.units import MiB
@@ -44,10 +44,21 @@ PLACES = 8 * 64  # what aligning the parts of the activations takes
 SLOT = WEIGHTS // 64 + 2 * 4096  # a sweep in 64 requests, each with ragged ends
 BASE = {Category.INTERPRETER: 40 * MiB, Category.TOKENIZER: 10 * MiB}
 MACHINE = Hardware(
-    disk=Disk({1: MiB * 100}),
-    memory_bytes_per_s=MiB * 1000,
-    attention_ops_per_s=MiB * 4096,
-    kernels={"F32": KernelRates(bytes_per_s=MiB * 800, ops_per_s=MiB * 3200)},
+    "toy",
+    "file",
+    Disk({1: MiB * 100}),
+    Host(
+        memory_bytes_per_s=MiB * 1000,
+        kernels={
+            "F32": KernelRates(
+                bytes_per_s=MiB * 800,
+                streamed_bytes_per_s=MiB * 400,
+                ops_per_s=((1, MiB * 3200),),
+            )
+        },
+        attention=(AttentionRates(128, 2, one_ops_per_s=MiB * 8192, many_ops_per_s=MiB * 4096),),
+        glue=Glue(layer_s=1e-3, sweep_s=5e-3),
+    ),
 )
 SHORT = Workload(100, 28, 128)
 MARGIN = 16 * MiB
@@ -151,11 +162,12 @@ def test_a_prompt_of_2048_tokens_is_one_sweep_of_a_7b_model_in_a_quarter_of_it()
     )
     weights = toy(spec, Q4_0)
     file_bytes = sum(m.tensor.size_bytes for m in weights.matrices)
+    rates = MACHINE.host.kernels["F32"]
     plan = make_plan(
         spec,
         weights,
         Workload(2048, 1, 2049),
-        replace(MACHINE, kernels={"Q4_0": MACHINE.kernels["F32"]}),
+        replace(MACHINE, host=replace(MACHINE.host, kernels={"Q4_0": rates})),
         budget_bytes=file_bytes // 4 + 1_800_000_000,  # 1.1 GB is the cache of this context
         base_bytes=BASE,
     )
@@ -220,22 +232,22 @@ def test_a_head_that_blocks_do_not_fill_has_no_q8_0() -> None:
 
 # --- how long it takes ---
 
-OVERHEAD_S = 2 * CALLS_PER_LAYER * CALL_S
-PAIR_OPS = 2 * 4 * 8 * 128  # of a query and a key: layers, multiply and add twice, heads, values
+OVERHEAD_S = 2 * 1e-3 + 5e-3
+KEY_OPS = 2 * 2 * 8 * 128  # of a query and a key: layers, multiply and add, heads, values
 CACHE_BYTES = 2 * 2 * 4 * 128 * 2  # of one position: K and V, layers, heads, values, f16
 
 
 @pytest.mark.parametrize(("kv_type", "halves"), [("f16", 1), ("f32", 2), ("q8_0", 17 / 32)])
 def test_decoding_waits_for_the_slower_of_disk_and_memory(kv_type: str, halves: float) -> None:
-    matrices = toy().matrices
     cache = (100 + 14) * halves * CACHE_BYTES
     for budget_mib, prefetch in ((200, True), (120, True), (120, False)):
         plan = planned(budget_mib * MiB, prefetch=prefetch, kv_type=kv_type)
         streamed = plan.placement.streamed_bytes
         compute = OVERHEAD_S + WEIGHTS / (800 * MiB) + cache / (1000 * MiB)
+        compute += streamed / (800 * MiB)  # in the file's layout it takes twice as long
         reading = streamed / (100 * MiB)
         assert (budget_mib == 200) == (reading == 0)
-        prediction = predict(SPEC, matrices, plan, MACHINE)
+        prediction = predict(SPEC, plan, MACHINE)
         whole = max(compute, reading) if prefetch else compute + reading
         assert prediction.tpot_s == pytest.approx(whole)
         assert prediction.bound_tpot_s == pytest.approx(max(compute, reading))
@@ -248,6 +260,15 @@ def test_visible_keys_are_counted_one_by_one() -> None:
         assert visible_keys(start, tokens, window) == sum(seen)
 
 
+def test_keys_are_visited_in_whole_tiles() -> None:
+    for start, tokens, window in ((0, 5, None), (60, 9, None), (0, 300, 70), (129, 9, 64)):
+        tiles = [
+            p // 64 - max(0, p - (window or p + 1) + 1) // 64 + 1
+            for p in range(start, start + tokens)
+        ]
+        assert visited_keys(start, tokens, window) == 64 * sum(tiles)
+
+
 def test_a_prompt_takes_its_sweeps() -> None:
     """Layers work for every token of a sweep, the head for the last one alone."""
     plan = replace(planned(200 * MiB), sweep_tokens=60)
@@ -257,9 +278,32 @@ def test_a_prompt_takes_its_sweeps() -> None:
         operations = 2 * tokens * layers / 4  # a multiply and an add for each F32 weight
         assert operations / (3200 * MiB) > layers / (800 * MiB)
         seconds += OVERHEAD_S + operations / (3200 * MiB) + head / (800 * MiB)
-        pairs = sum(range(seen - tokens + 1, seen + 1))
-        seconds += max(seen * CACHE_BYTES / (1000 * MiB), pairs * PAIR_OPS / (4096 * MiB))
-    assert predict(SPEC, toy().matrices, plan, MACHINE).ttft_s == pytest.approx(seconds)
+        positions = range(seen - tokens, seen)
+        keys = sum(64 * (p // 64 + 1) + p + 1 for p in positions)  # scores in tiles, then sums
+        attention = 2 * keys * KEY_OPS / 2 / (4096 * MiB)
+        seconds += max(seen * CACHE_BYTES / (1000 * MiB), attention)
+    assert predict(SPEC, plan, MACHINE).ttft_s == pytest.approx(seconds)
     few = replace(plan, workload=Workload(2, 1, 64))  # reading the weights is what takes time
     expected = OVERHEAD_S + WEIGHTS / (800 * MiB) + 2 * CACHE_BYTES / (1000 * MiB)
-    assert predict(SPEC, toy().matrices, few, MACHINE).ttft_s == pytest.approx(expected)
+    attention = 2 * (2 * 64 + 3) * KEY_OPS / 2 / (4096 * MiB)
+    expected += max(0, attention - 2 * CACHE_BYTES / (1000 * MiB))
+    assert predict(SPEC, few, MACHINE).ttft_s == pytest.approx(expected)
+
+
+def test_a_prompt_finds_the_ring_full() -> None:
+    """Its first sweep reads less by the ring, the others do not."""
+    slow = replace(MACHINE, disk=Disk({1: MiB}))
+    plan = planned(120 * MiB)
+    streamed, ring = plan.placement.streamed_bytes, plan.parts[Category.RING]
+    assert predict(SPEC, plan, slow).ttft_s == pytest.approx((streamed - ring) / MiB)
+    two = replace(plan, sweep_tokens=50)
+    assert predict(SPEC, two, slow).ttft_s == pytest.approx((2 * streamed - ring) / MiB)
+    serial = replace(plan, prefetch=False)
+    assert predict(SPEC, serial, slow).ttft_s > streamed / MiB
+
+
+def test_more_tokens_in_one_sweep_cost_as_measured_between_and_beyond() -> None:
+    rates = KernelRates(1.0, 1.0, ((2, 40.0), (4, 80.0), (8, 80.0)))
+    assert [rates.product_s(10, n) for n in (1, 2, 3, 4, 6, 8, 16)] == pytest.approx(
+        [0.5, 1.0, 1.0, 1.0, 1.5, 2.0, 4.0]
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_planner import MACHINE, SLOT, SPEC, planned, toy
+from test_planner import MACHINE, SLOT, SPEC, planned
 
 from flexinfer.errors import BudgetError, OptionError
 from flexinfer.formats.checkpoint import TensorInfo
@@ -17,6 +17,7 @@ from flexinfer.memory.budget import usable_bytes
 from flexinfer.models.weights import Matrix
 from flexinfer.planner.cutting import most_held, request_bytes
 from flexinfer.planner.disk import Disk
+from flexinfer.planner.hardware import Glue
 from flexinfer.planner.planner import Plan, Workload, predict
 from flexinfer.planner.preservation import POLICIES, place
 from flexinfer.planner.ring import MAX_SLOTS, MIN_SLOTS, RingPlan, choose_slots, sweep_seconds
@@ -200,12 +201,14 @@ def test_a_prediction_knows_the_ring() -> None:
     """One layer stays; the other, 36 MiB, and the head, 16 MiB, wait for the disk, but for what
     was read during the first: three slots of five.
     """
-    hardware = replace(MACHINE, disk=Disk({1: 400 * MiB}))
+    rates = replace(MACHINE.host.kernels["F32"], streamed_bytes_per_s=800.0 * MiB)
+    host = replace(MACHINE.host, kernels={"F32": rates}, glue=Glue())
+    hardware = replace(MACHINE, disk=Disk({1: 400 * MiB}), host=host)
     small, large = (
         planned(134 * MiB, hardware=hardware, policy="layer", prefetch_window=slots)
         for slots in (2, 5)
     )
-    times = [predict(SPEC, toy().matrices, p, hardware).tpot_s for p in (small, large)]
+    times = [predict(SPEC, p, hardware).tpot_s for p in (small, large)]
     computing = 36 / 800 + 2 * 114 * 1024 * 2 / (
         1000 * MiB
     )  # the cache of 114 positions, read twice
@@ -264,7 +267,7 @@ def test_no_ring_takes_a_plan_over_its_budget(
     assert window in (None, plan.ring.slots)
     least = max(MIN_SLOTS, 1 + (io_threads or 1))
     assert window or least <= plan.ring.slots <= max(least, MAX_SLOTS)
-    prediction = predict(SPEC, toy().matrices, plan, hardware)
+    prediction = predict(SPEC, plan, hardware)
     assert prediction.bound_tpot_s <= prediction.tpot_s * (1 + 1e-9)
 
 

@@ -131,7 +131,7 @@ def measure_product(
     return ProductRate(kind, tokens, locked, rows, timed(product, repeats))
 
 
-def timed(call: Callable[[], None], repeats: int = 3) -> Times:
+def timed(call: Callable[[], object], repeats: int = 3) -> Times:
     """How long each of several calls takes."""
     times = []
     for _ in range(repeats):

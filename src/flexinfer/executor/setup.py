@@ -118,7 +118,7 @@ def plan_run(
         prefetch_window=options.prefetch_window,
         io_threads=options.io_threads,
     )
-    prediction = predict(model.spec, model.weights.matrices, plan, hardware)
+    prediction = predict(model.spec, plan, hardware)
     return Planned(plan, hardware, prediction, available, context)
 
 

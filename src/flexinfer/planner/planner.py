@@ -14,7 +14,7 @@ from flexinfer.memory.ledger import Category
 from flexinfer.models.spec import ModelSpec
 from flexinfer.models.weights import Matrix, ModelWeights
 from flexinfer.planner.cutting import most_held, request_bytes, total_locked_bytes
-from flexinfer.planner.estimator import SweepEstimate, estimate_sweep, stage_seconds
+from flexinfer.planner.estimator import SweepEstimate, Work, by_layer, estimate_sweep, stage_costs
 from flexinfer.planner.hardware import Hardware
 from flexinfer.planner.placement import BLOCK_BYTES, Placement
 from flexinfer.planner.preservation import place
@@ -45,6 +45,7 @@ class Prediction:
     tpot_s: float
     bound_tpot_s: float
     load_s: float
+    decode: SweepEstimate  # what a token is made of
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +141,10 @@ def make_plan(
         count = (
             1 if workload.new_tokens > 1 else sweep_tokens
         )  # of the sweeps that there are most of
-        compute_s = stage_seconds(
-            spec,
-            matrices,
-            hardware,
-            tokens=count,
-            context_tokens=max(workload.prompt_tokens + workload.new_tokens // 2, count),
-            kv_type=sizes.kv_block_type,
-        )
+        context = max(workload.prompt_tokens + workload.new_tokens // 2, count)
+        work = Work(count, context, sizes.kv_block_type)
+        costs = stage_costs(spec, by_layer(matrices), hardware.host, work)
+        compute_s = [cost.total_s for cost in costs]
         streamed_bytes = placement.stage_bytes(len(spec.layers))
         most = max(ring.slots, min(MAX_SLOTS, free // ring.slot_bytes))
         ring = ring.with_slots(choose_slots(compute_s, streamed_bytes, hardware.disk, ring, most))
@@ -206,33 +203,34 @@ def _refuse(
     )
 
 
-def predict(
-    spec: ModelSpec, matrices: Sequence[Matrix], plan: Plan, hardware: Hardware
-) -> Prediction:
-    """TTFT and TPOT of the plan's workload on `hardware`."""
-    load = plan.workload
-    streamed_bytes = plan.placement.stage_bytes(len(spec.layers))
+def predict(spec: ModelSpec, plan: Plan, hardware: Hardware) -> Prediction:
+    """TTFT and TPOT of the plan's workload on `hardware`, all of it on the host.
 
-    def sweep(tokens: int, context: int) -> SweepEstimate:
+    The ring is full when the prompt comes; from then on every sweep reads all that it streams.
+    """
+    load = plan.workload
+
+    def sweep(tokens: int, context: int, read_before_bytes: int = 0) -> SweepEstimate:
+        work = Work(tokens, context, KV_TYPES[plan.kv_type])
         return estimate_sweep(
             spec,
-            matrices,
-            streamed_bytes,
+            plan.placement,
             hardware,
-            tokens=tokens,
-            context_tokens=context,
-            kv_type=KV_TYPES[plan.kv_type],
+            work,
             ring=plan.ring if plan.prefetch else None,
+            read_before_bytes=read_before_bytes,
         )
 
+    ring_bytes = plan.parts[Category.RING] if plan.prefetch else 0
     ttft = 0.0
     for start in range(0, load.prompt_tokens, plan.sweep_tokens):
         tokens = min(plan.sweep_tokens, load.prompt_tokens - start)
-        ttft += sweep(tokens, start + tokens).total_s
+        ttft += sweep(tokens, start + tokens, 0 if start else ring_bytes).total_s
     decode = sweep(1, load.prompt_tokens + load.new_tokens // 2)
     return Prediction(
         ttft,
         decode.total_s,
         decode.bound_s,
         plan.placement.locked_bytes / hardware.disk_bytes_per_s,
+        decode,
     )

@@ -1,0 +1,78 @@
+"""What our kernels reach on this machine, as the estimator asks for it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from flexinfer import _kernels
+from flexinfer.executor.rates import MAX_ROWS, measure_product, timed
+from flexinfer.formats.quants import BlockType
+from flexinfer.memory.arena import Region
+from flexinfer.planner.estimator import TILE_KEYS, visible_keys, visited_keys
+from flexinfer.planner.hardware import AttentionRates, KernelRates
+
+FEW_ROWS = 1024  # of a matrix that many tokens share: some MB, as in a model
+MEMORY_TOKENS = 8  # up to so many tokens a product is measured from memory, not from the caches
+LONG_TOKENS = 1024  # of the cache that one token's attention is measured with
+PROMPT_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Where the kernels are measured: threads, and memory beyond the caches that was touched."""
+
+    context: _kernels.Context
+    memory: Region
+    repeats: int = 3
+
+    def best_s(self, call: Callable[[], object]) -> float:
+        """The shortest of the repeats: what disturbs only adds."""
+        return timed(call, self.repeats).best_s
+
+
+def kernel_rates(bench: Bench, kind: BlockType, tokens: Sequence[int]) -> KernelRates:
+    """At one token and at the ascending numbers `tokens`."""
+
+    def rate(count: int, locked: bool = True, max_rows: int = MAX_ROWS) -> tuple[float, float]:
+        found = measure_product(
+            bench.context,
+            kind,
+            count,
+            bench.memory,
+            locked=locked,
+            max_rows=max_rows,
+            repeats=bench.repeats,
+        )
+        return found.bytes_per_s, found.ops_per_s
+
+    one, streamed = rate(1)[0], rate(1, locked=False)[0]
+    points = tuple(
+        (n, rate(n, max_rows=MAX_ROWS if n <= MEMORY_TOKENS else FEW_ROWS)[1]) for n in tokens
+    )
+    return KernelRates(one, min(one, streamed), points)
+
+
+def attention_rates(
+    bench: Bench, head_dim: int, group: int, kv_type: BlockType, kv_heads: int = 4
+) -> AttentionRates:
+    """Of heads of `head_dim`, `group` to a pair of keys and values, which are of `kv_type`."""
+    heads = group * kv_heads
+
+    def ops_per_s(tokens: int, context_tokens: int) -> float:
+        shape = (heads, kv_heads, head_dim, kv_type.ggml_id)
+        page_bytes = _kernels.kv_page_bytes(*shape[1:])
+        pages = max(1, min(context_tokens // TILE_KEYS, bench.memory.size_bytes // page_bytes))
+        seen = pages * TILE_KEYS
+        count = min(tokens, seen)
+        q = np.zeros((count, heads * head_dim), np.float32)
+        out, table = np.zeros_like(q), np.arange(pages, dtype=np.int32)
+        where = (bench.memory.address, page_bytes, table, seen - count)
+        seconds = bench.best_s(
+            lambda: _kernels.attention(bench.context, q, out, *where, *shape, 1.0)
+        )
+        span = (seen - count, count, None)
+        return 2 * heads * head_dim * (visited_keys(*span) + visible_keys(*span)) / seconds
+
+    one, many = ops_per_s(1, LONG_TOKENS), ops_per_s(PROMPT_TOKENS, PROMPT_TOKENS)
+    return AttentionRates(head_dim, group, one, many, kv_type.name)

@@ -1,0 +1,96 @@
+"""Tables of a file, checked as they are read: every fault names its file and key."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from flexinfer.errors import FormatError, OptionError
+from flexinfer.units import parse_bytes
+
+
+class Table:
+    """A table of a file, its keys ticked off as they are read."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self.left = dict(values)
+        self._where = where
+
+    def fail(self, key: str, problem: str) -> FormatError:
+        return FormatError(f"{self._where}: {key} {problem}", "see docs/planning.md for the keys")
+
+    def missing(self, key: str) -> FormatError:
+        return self.fail(key, "is missing")
+
+    def rate(self, key: str, default: float | None = None, least: float | None = None) -> float:
+        """A finite number above 0, or at least `least`."""
+        value = self.left.pop(key, default)
+        if value is None:
+            raise self.missing(key)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        good = number and (value > 0 if least is None else value >= least)
+        if value is not default and not (good and math.isfinite(value)):
+            wanted = "a number above 0" if least is None else "a number, 0 or more"
+            raise self.fail(key, f"is {value!r}; it must be {wanted}")
+        return float(value)
+
+    def points(self, key: str) -> tuple[tuple[int, float], ...]:
+        """A rate, or rates at ascending numbers of tokens: [[1, 2e9], [64, 9e9]]."""
+        value = self.left.get(key)
+        if not isinstance(value, (list, tuple)):
+            return ((1, self.rate(key)),)
+        del self.left[key]
+        points = []
+        for at, pair in enumerate(value):
+            if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+                raise self.fail(key, f"has {pair!r}; pairs of tokens and a rate are wanted")
+            named = Table(dict(zip(("tokens", "rate"), pair, strict=True)), f"{self._where}: {key}")
+            points.append((int(named.rate("tokens")), named.rate("rate")))
+            if at and points[at][0] <= points[at - 1][0]:
+                raise self.fail(key, "must go by ascending numbers of tokens")
+        if not points:
+            raise self.fail(key, "is empty")
+        return tuple(points)
+
+    def text(self, key: str, default: str) -> str:
+        value = self.left.pop(key, default)
+        if not isinstance(value, str):
+            raise self.fail(key, f"is {value!r}; it must be a text")
+        return value
+
+    def optional_size(self, key: str) -> int | None:
+        value = self.left.pop(key, None)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, str)):
+            raise self.fail(key, f'is {value!r}; it must be a size such as "64GiB"')
+        try:
+            size = parse_bytes(value)
+        except OptionError as error:
+            raise self.fail(key, f"is {value!r}: {error}") from error
+        if size <= 0:
+            raise self.fail(key, f"is {value!r}; it must be above 0")
+        return size
+
+    def table(self, key: str) -> "Table":
+        found = self.optional_table(key)
+        if found is None:
+            raise self.missing(key)
+        return found
+
+    def optional_table(self, key: str) -> "Table | None":
+        value = self.left.pop(key, None)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.fail(key, f"is {value!r}; it must be a table")
+        return Table(value, f"{self._where}: {key}")
+
+    def tables(self, key: str) -> "list[Table]":
+        value = self.left.pop(key, [])
+        if not isinstance(value, (list, tuple)) or not all(isinstance(v, dict) for v in value):
+            raise self.fail(key, "must be a list of tables")
+        return [Table(v, f"{self._where}: {key}") for v in value]
+
+    def expect_none_left(self) -> None:
+        for key in self.left:
+            raise self.fail(key, "is not known")
