@@ -4,6 +4,7 @@ import importlib.util
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from mounts import Mounts
 # A job in the background, or under nohup, ignores these, and so do its children; tests send them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# No test reads or writes the profile of whoever runs it.
+_CACHE = tempfile.TemporaryDirectory(prefix="flexinfer-cache-")
+os.environ["XDG_CACHE_HOME"] = _CACHE.name
 # How long an example takes says nothing on a machine that others use.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "src" / "flexinfer"
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 README = (ROOT / "README.md").read_text()
-COMMANDS = ("run", "plan", "bench", "perplexity", "info", "doctor")
+COMMANDS = ("run", "plan", "bench", "perplexity", "info", "profile", "doctor")
 TEXTS = {".py", ".pyi", ".md", ".toml", ".txt", ".cpp", ".h", ".json", "", ".gitignore"}
 BUILT = {"build", "models", "dist", "__pycache__"}
 # Folders in which only the author's machine has what a text would name.

@@ -127,6 +127,8 @@ def _dispatch(args: argparse.Namespace, console: Console) -> int:
             from flexinfer.commands.bench import bench as command
         case "perplexity":
             from flexinfer.commands.perplexity import perplexity as command
+        case "profile":
+            from flexinfer.commands.profile import profile as command
         case "doctor":
             from flexinfer.commands.doctor import doctor as command
         case _:
@@ -194,6 +196,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     info = add("info", "show what a model file holds, and whether it can be run")
     _add_common(info)
+    profile = add(
+        "profile",
+        "measure this machine, so that `plan` and `run` predict better",
+        optional="to measure its disk too",
+    )
+    _add_threads(profile)
+    _add_common(profile)
     doctor = add(
         "doctor",
         "show what this machine gives and what stands in the way",
@@ -303,9 +312,7 @@ def _add_budget(parser: argparse.ArgumentParser, several: bool = False) -> None:
         help="the most memory the process may take; default: what the machine can spare"
         + (" (repeatable)" if several else ""),
     )
-    parser.add_argument(
-        "--threads", type=int, metavar="N", help="default: the processors available"
-    )
+    _add_threads(parser)
     parser.add_argument(
         "--kv-type",
         default="f16",
@@ -329,6 +336,12 @@ def _add_budget(parser: argparse.ArgumentParser, several: bool = False) -> None:
     )
     parser.add_argument(
         "--force", action="store_true", help="take a --ram that is more than what is available"
+    )
+
+
+def _add_threads(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="default: the processors available"
     )
 
 

@@ -88,6 +88,8 @@ def as_json(planned: Planned, *, pinned: bool) -> dict[str, Any]:
         "streamed_bytes_per_sweep": plan.placement.streamed_bytes,
         "reads_per_sweep": len(plan.placement.requests),
         "layers": [{"layer": layer, **sizes} for layer, sizes in by_layer.items()],
+        "hardware": hardware.name,
+        "hardware_source": hardware.source,
         "disk_bytes_per_s": hardware.disk_bytes_per_s,
         "disk_bytes_per_s_at_depth": hardware.disk.bytes_per_s_at,
         "disk_latency_s": hardware.disk.latency_s,

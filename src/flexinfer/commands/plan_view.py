@@ -132,6 +132,8 @@ def _prediction(planned: Planned) -> Iterator[str]:
         f"with {count(hardware.disk.depth, 'read')} at once, "
         f"memory {bytes_rate(hardware.memory_bytes_per_s)}"
     )
+    if hardware.source == "probe":
+        yield "           in a short look: `flexinfer profile MODEL` knows better"
     yield (
         f"workload   {count(load.prompt_tokens, 'prompt token')} in "
         f"{count(plan.prompt_sweeps, 'sweep')} of at most {plan.sweep_tokens}, "

@@ -31,6 +31,8 @@ def describe_plan(model: Model, planned: Planned, *, chat: bool) -> list[str]:
         speed = f"{first}{tokens_rate(1 / prediction.tpot_s)}, limited by {limit(planned)}"
     else:  # nothing is written: a text is scored
         speed = f"{duration(prediction.ttft_s)} for each sweep of it"
+    if planned.hardware.source == "probe":
+        speed += " (by a glance; `flexinfer profile` knows better)"
     return [*lines, budget, f"predicted {speed}"]
 
 

@@ -7,8 +7,10 @@ import numpy as np
 
 from flexinfer import _kernels
 from flexinfer.executor.rates import MAX_ROWS, measure_product, timed
-from flexinfer.formats.quants import BlockType
+from flexinfer.executor.sampler import Sampler, SamplingParams
+from flexinfer.formats.quants import BLOCK_TYPES, BlockType
 from flexinfer.memory.arena import Region
+from flexinfer.ops.base import Epilogue
 from flexinfer.planner.estimator import TILE_KEYS, visible_keys, visited_keys
 from flexinfer.planner.hardware import AttentionRates, KernelRates
 
@@ -16,6 +18,10 @@ FEW_ROWS = 1024  # of a matrix that many tokens share: some MB, as in a model
 MEMORY_TOKENS = 8  # up to so many tokens a product is measured from memory, not from the caches
 LONG_TOKENS = 1024  # of the cache that one token's attention is measured with
 PROMPT_TOKENS = 256
+GLUE_TOKENS, GLUE_COLUMNS, GLUE_HEAD = 256, 2048, 128
+F32_COLUMNS = 16
+F32, F16 = BLOCK_TYPES[0], BLOCK_TYPES[1]
+SAMPLED = 1 << 17  # logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +82,39 @@ def attention_rates(
 
     one, many = ops_per_s(1, LONG_TOKENS), ops_per_s(PROMPT_TOKENS, PROMPT_TOKENS)
     return AttentionRates(head_dim, group, one, many, kv_type.name)
+
+
+def glue_rates(bench: Bench) -> dict[str, float]:
+    """Values/s of what lies between products, by the names of Glue."""
+    tokens, columns = GLUE_TOKENS, GLUE_COLUMNS
+    context, heads = bench.context, columns // GLUE_HEAD
+    x = np.ones((tokens, columns), np.float32)
+    out = np.zeros_like(x)
+    weight = np.ones(columns, np.float32)
+    quantised = np.zeros((tokens, _kernels.activation_bytes(columns)), np.uint8)
+    angles = np.zeros((tokens, GLUE_HEAD), np.float32)
+    table = np.arange(tokens // TILE_KEYS, dtype=np.int32)
+    page_bytes = _kernels.kv_page_bytes(heads, GLUE_HEAD, F16.ggml_id)
+    logits = np.zeros(SAMPLED, np.float32)
+    sampler = Sampler(SamplingParams(), SAMPLED)
+
+    def product(epilogue: int) -> Callable[[], None]:
+        """Of so few columns that what follows it counts."""
+        where = (F32.ggml_id, True, bench.memory.address, columns, F32_COLUMNS)
+        narrow = np.ascontiguousarray(x[:, :F32_COLUMNS])
+        return lambda: _kernels.linear(context, *where, narrow, None, out, 0, epilogue, None)
+
+    def append() -> None:
+        where = (bench.memory.address, page_bytes, table, 0, heads, GLUE_HEAD, F16.ggml_id)
+        _kernels.kv_append(context, x, x, *where)
+
+    calls: dict[str, tuple[int, Callable[[], object]]] = {
+        "norm_per_s": (x.size, lambda: _kernels.rms_norm(context, x, weight, 1e-5, out)),
+        "quantise_per_s": (x.size, lambda: _kernels.quantize(context, x, quantised)),
+        "rope_per_s": (x.size, lambda: _kernels.rope(context, x, heads, GLUE_HEAD, angles, True)),
+        "append_per_s": (2 * x.size, append),
+        "sample_per_s": (SAMPLED, lambda: sampler.sample(logits)),
+    }
+    rates = {name: size / bench.best_s(call) for name, (size, call) in calls.items()}
+    gated_s = bench.best_s(product(Epilogue.SILU_MUL)) - bench.best_s(product(Epilogue.STORE))
+    return rates | {"gate_per_s": x.size / max(gated_s, x.size / rates["norm_per_s"] / 4)}

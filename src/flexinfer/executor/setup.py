@@ -2,14 +2,18 @@
 the machine.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import cast
 
 from flexinfer import _kernels
 from flexinfer.errors import OptionError, PromptError, check_type
 from flexinfer.executor.model import Model
 from flexinfer.executor.probe import probe
+from flexinfer.executor.profiles import disk_place, load_profile, profile_key
 from flexinfer.executor.session import kernel_context
+from flexinfer.formats.quants import BlockType
 from flexinfer.heap import trim_heap
 from flexinfer.memory.budget import (
     Availability,
@@ -27,7 +31,7 @@ from flexinfer.planner.hardware import Hardware
 from flexinfer.planner.planner import Plan, Prediction, Workload, make_plan, predict
 from flexinfer.planner.ring import check_reading
 from flexinfer.planner.sizes import PAGE_TOKENS, Sizes
-from flexinfer.streaming.probe import DEPTHS
+from flexinfer.streaming.probe import DEPTHS, probe_disk
 from flexinfer.units import parse_bytes
 
 CHAT_CONTEXT_TOKENS = 4096
@@ -87,18 +91,9 @@ def plan_run(
     context = kernel_context(thread_count(options.threads))
     sizes = Sizes(model.spec, model.weights, options.kv_type)
     workload = _workload(sizes, options.ctx, budget, prompt_tokens, new_tokens)
-    types = dict.fromkeys(m.tensor.block_type for m in model.weights.matrices)
-    largest = max((m.tensor for m in model.weights.matrices), key=lambda t: t.size_bytes)
-    hardware = probe(
-        largest.path,
-        types,
-        model.spec,
-        sizes.kv_block_type,
-        context,
-        usable_bytes(budget) - resident_bytes(),
-        request_bytes(model.weights.matrices),
-        DEPTHS if options.io_threads is None else (options.io_threads,),
-    )
+    depths = DEPTHS if options.io_threads is None else (options.io_threads,)
+    spare = usable_bytes(budget) - resident_bytes()
+    hardware = this_machine(model, sizes.kv_block_type, context, spare, depths)
     trim_heap()  # how much the probe takes depends on the budget; what stays must not
     peak = peak_resident_bytes()
     plan = make_plan(
@@ -130,6 +125,26 @@ def thread_count(asked: int | None) -> int:
             "leave it out to use the processors available",
         )
     return asked or cpus_available()
+
+
+def this_machine(
+    model: Model,
+    kv_type: BlockType,
+    context: _kernels.Context,
+    spare_bytes: int,
+    depths: Sequence[int],
+) -> Hardware:
+    """The stored profile, where there is one for these threads, else the probe; a disk that was not
+    profiled is probed with each of `depths` reads in flight. Raises ReadError.
+    """
+    matrices = model.weights.matrices
+    path: Path = max((m.tensor for m in matrices), key=lambda t: t.size_bytes).path
+    size = request_bytes(matrices)
+    if profile := load_profile(profile_key(context)):
+        stored = profile.disks.get(disk_place(path))
+        return profile.hardware(stored or probe_disk(path, size, depths))
+    types = dict.fromkeys(m.tensor.block_type for m in matrices)
+    return probe(path, types, model.spec, kv_type, context, spare_bytes, size, depths)
 
 
 def _workload(

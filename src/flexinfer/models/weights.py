@@ -41,11 +41,11 @@ def collect_weights(checkpoint: Checkpoint, spec: ModelSpec) -> ModelWeights:
     embedding = tensors.take("token_embd.weight", spec.vocab_size, spec.dim)
     matrices: list[Matrix] = []
     vectors: dict[str, TensorInfo] = {}
-    matrix_shapes = _matrix_shapes(spec)
+    shapes = matrix_shapes(spec)
     vector_sizes = _vector_sizes(spec)
     for layer in range(len(spec.layers)):
-        tensors.split_fused(layer, matrix_shapes)
-        for role, shape in matrix_shapes.items():
+        tensors.split_fused(layer, shapes)
+        for role, shape in shapes.items():
             tensor = tensors.take(f"blk.{layer}.{role}.weight", *shape)
             matrices.append(Matrix(tensor, layer, role))
         for suffix, (size, needed) in vector_sizes.items():
@@ -61,7 +61,7 @@ def collect_weights(checkpoint: Checkpoint, spec: ModelSpec) -> ModelWeights:
     return ModelWeights(embedding, vectors, tuple(matrices))
 
 
-def _matrix_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
+def matrix_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
     """(rows, columns) of a layer's matrices by role, in order of use."""
     queries = spec.heads * spec.head_dim
     keys = spec.kv_heads * spec.head_dim
@@ -91,7 +91,7 @@ def _vector_sizes(spec: ModelSpec) -> dict[str, tuple[int, bool]]:
     if spec.post_norms:
         for name in ("post_attention_norm", "post_ffw_norm"):
             sizes[f"{name}.weight"] = (spec.dim, True)
-    for role, (rows, _) in _matrix_shapes(spec).items():
+    for role, (rows, _) in matrix_shapes(spec).items():
         sizes[f"{role}.bias"] = (rows, spec.qkv_bias and role in ("attn_q", "attn_k", "attn_v"))
     return sizes
 

@@ -1,0 +1,82 @@
+"""Measures this machine with the engine's own kernels and reader: some ten seconds, where the probe
+takes a quarter of one.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from itertools import product
+from pathlib import Path
+
+from flexinfer import _kernels
+from flexinfer.executor.kernel_rates import Bench, attention_rates, glue_rates, kernel_rates
+from flexinfer.executor.overhead import engine_overhead
+from flexinfer.formats.quants import BLOCK_TYPES
+from flexinfer.memory.arena import Arena
+from flexinfer.planner.disk import Disk
+from flexinfer.planner.hardware import Glue, Host, KernelRates
+from flexinfer.planner.sizes import KV_TYPES
+from flexinfer.streaming.probe import probe_disk
+from flexinfer.units import MiB
+
+TOKENS = (2, 4, 8, 16, 64, 256)
+MEMORY_BYTES = 64 * MiB  # beyond the caches
+REPEATS = 5
+HEAD_DIMS, GROUPS, USUAL = (64, 128, 256), (1, 4), (128, 4)
+F16 = KV_TYPES["f16"]
+DISK_S = 2.0
+Progress = Callable[[str, int, int], None]  # step, done, of how many
+
+
+def measure_host(
+    context: _kernels.Context,
+    shapes: Iterable[tuple[int, int]] = (),
+    progress: Progress | None = None,
+) -> Host:
+    """Memory, every block type that has a kernel, attention for heads of the usual shapes and of
+    `shapes` (size, heads to a key-value head), with the cache in each of its types for some, and
+    what the engine takes itself.
+    """
+    types = [kind for kind in BLOCK_TYPES.values() if kind.has_kernel]
+    heads = [(shape, F16) for shape in dict.fromkeys((*shapes, *product(HEAD_DIMS, GROUPS)))]
+    for shape, kind in product(dict.fromkeys((*shapes, USUAL)), KV_TYPES.values()):
+        if kind is not F16 and shape[0] % kind.block_values == 0:
+            heads.append((shape, kind))
+    steps, done = len(types) + len(heads) + 1, 0
+
+    def step(what: str) -> None:
+        nonlocal done
+        if progress:
+            progress(what, done, steps)
+        done += 1
+
+    with closing(Arena(MEMORY_BYTES)) as arena:
+        region = arena.take(MEMORY_BYTES)
+        ctypes.memset(region.address, 0, MEMORY_BYTES)
+        bench = Bench(context, region, REPEATS)
+        kernels: dict[str, KernelRates] = {}
+        memory, attention = _memory(bench), []
+        for kind in types:
+            step("kernels")
+            kernels[kind.name] = kernel_rates(bench, kind, TOKENS)
+        for (head_dim, group), kind in heads:
+            step("attention")
+            attention.append(attention_rates(bench, head_dim, group, kind))
+        step("the engine")
+        layer_s, sweep_s, row_s = engine_overhead(context)
+        glue = Glue(layer_s, sweep_s, row_s, **glue_rates(bench))
+        memory = max(memory, _memory(bench))  # what disturbed the first was something else's
+    kernels = {name: rates.at_most(memory) for name, rates in kernels.items()}
+    return Host(memory, kernels, tuple(attention), glue)
+
+
+def _memory(bench: Bench) -> float:
+    return max(
+        _kernels.read_bandwidth(bench.context, bench.memory.address, bench.memory.size_bytes, 1)
+        for _ in range(2 * bench.repeats)
+    )
+
+
+def measure_disk(path: Path, seconds: float = DISK_S) -> Disk:
+    """The disk at a model's place, as the probe does, for longer. Raises ReadError."""
+    return probe_disk(path, seconds=seconds)

@@ -1,0 +1,155 @@
+"""`flexinfer profile`: what is measured, stored, found again, and used."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from cli_tools import flexinfer
+
+from flexinfer import _kernels
+from flexinfer.executor.overhead import engine_overhead
+from flexinfer.executor.profile import measure_disk
+from flexinfer.executor.profiles import (
+    Profile,
+    disk_place,
+    load_profile,
+    profile_key,
+    store_profile,
+)
+from flexinfer.planner.disk import Disk
+from flexinfer.planner.hardware_file import disk_table
+from flexinfer.planner.presets import PRESETS
+from flexinfer.units import MiB
+
+LAPTOP = PRESETS["laptop"]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def context() -> _kernels.Context:
+    return _kernels.Context(2)
+
+
+def test_the_command_measures_stores_and_is_used_by_plan(smollm_path: Path, tmp_path: Path) -> None:
+    cache = {"XDG_CACHE_HOME": str(tmp_path)}
+    before = flexinfer("plan", smollm_path, **cache)
+    assert "`flexinfer profile MODEL` knows better" in before.stdout
+    done = flexinfer("profile", smollm_path, "--json", "--threads", "2", **cache)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert json.loads(Path(found["path"]).read_text())["host"] == found["host"]
+    host, disk = found["host"], found["disks"][found["place"]]
+    assert found["machine"]["threads"] == 2 and Path(found["path"]).is_relative_to(tmp_path)
+    assert set(host["kernels"]) == {
+        "F32",
+        "F16",
+        "BF16",
+        "Q4_0",
+        "Q4_1",
+        "Q5_0",
+        "Q5_1",
+        "Q8_0",
+    } | {f"Q{n}_K" for n in range(2, 7)} | {"IQ4_NL", "IQ4_XS", "MXFP4"}
+    for rates in host["kernels"].values():
+        assert 0 < rates["streamed_bytes_per_s"] <= rates["bytes_per_s"]
+        assert rates["bytes_per_s"] <= host["memory_bytes_per_s"]
+        tokens = [count for count, _ in rates["ops_per_s"]]
+        assert tokens == sorted(set(tokens))
+    shapes = {(shape["head_dim"], shape["group"]) for shape in host["attention"]}
+    assert (64, 3) in shapes  # the model's own
+    assert disk["bytes_per_s_at"]["1"] > 0 and 0 < disk["busy"] <= 1
+
+    after = json.loads(flexinfer("plan", smollm_path, "--threads=2", "--json", **cache).stdout)
+    assert after["hardware_source"] == "profile"
+    assert after["disk_bytes_per_s_at_depth"] == disk["bytes_per_s_at"]
+    assert after["memory_bytes_per_s"] == host["memory_bytes_per_s"]
+    other = json.loads(flexinfer("plan", smollm_path, "--threads=1", "--json", **cache).stdout)
+    assert other["hardware_source"] == "probe"
+
+
+def test_what_is_stored_is_found_again(cache: Path, context: _kernels.Context) -> None:
+    key = profile_key(context)
+    assert load_profile(key) is None
+    profile = Profile(LAPTOP.host, {"here": LAPTOP.disk})
+    store_profile(key, profile)
+    assert load_profile(key) == profile
+    assert [path.parent for path in cache.rglob("*.json")] == [cache / "flexinfer"]
+    assert profile.hardware(LAPTOP.disk).source == "profile"
+
+
+@pytest.mark.parametrize("field", ["processor", "processors", "threads", "isa", "version"])
+def test_of_another_machine_there_is_none(
+    cache: Path, context: _kernels.Context, field: str
+) -> None:
+    key = profile_key(context)
+    store_profile(key, Profile(LAPTOP.host, {}))
+    value = getattr(key, field)
+    other = replace(key, **{field: value + 1 if isinstance(value, int) else value + "x"})
+    assert load_profile(other) is None
+    # Nor where its file has the other's name.
+    other.path.write_text(key.path.read_text())
+    assert load_profile(other) is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: "[]",
+        lambda text: text.replace('"form": 1', '"form": 0'),
+        lambda text: text.replace('"memory_bytes_per_s": ', '"memory_bytes_per_s": -'),
+        lambda text: text.replace('"disks": {}', '"disks": 3'),
+        lambda text: text.replace('"host"', '"guest"'),
+    ],
+)
+def test_a_damaged_profile_is_none(cache: Path, context: _kernels.Context, damage) -> None:
+    key = profile_key(context)
+    store_profile(key, Profile(LAPTOP.host, {}))
+    whole = key.path.read_text()
+    assert damage(whole) != whole
+    key.path.write_text(damage(whole))
+    assert load_profile(key) is None
+
+
+def test_a_disk_that_was_not_profiled_is_probed(smollm_path: Path, tmp_path: Path) -> None:
+    cache = {"XDG_CACHE_HOME": str(tmp_path)}
+    key = profile_key(_kernels.Context(2))
+    path = tmp_path / "flexinfer" / key.path.name
+    path.parent.mkdir()
+    elsewhere = Disk({1: 123e9})
+    stored = {"form": 1, "machine": asdict(key), "host": asdict(LAPTOP.host)}
+    stored["host"]["glue"] = {}
+    for place, rate in (("elsewhere", False), (disk_place(smollm_path), True)):
+        stored["disks"] = {place: disk_table(elsewhere)}
+        path.write_text(json.dumps(stored))
+        plan = json.loads(flexinfer("plan", smollm_path, "--threads=2", "--json", **cache).stdout)
+        assert plan["hardware_source"] == "profile"
+        assert (plan["disk_bytes_per_s"] == 123e9) == rate
+
+
+def test_a_folder_that_cannot_be_written_is_named(smollm_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = flexinfer("profile", "--threads=1", XDG_CACHE_HOME=str(tmp_path / "file"))
+    assert done.returncode == 2
+    assert f"cannot be stored in {tmp_path}/file/flexinfer" in done.stderr
+    assert "XDG_CACHE_HOME" in done.stderr
+
+
+def test_the_disk_is_measured_at_the_files_place(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(9 * MiB))
+    disk = measure_disk(path, seconds=0.02)
+    assert disk.bytes_per_s > 0 and disk.latency_s > 0 and 0 < disk.busy <= 1
+    assert str(disk_place(path)).startswith(disk_place(tmp_path))
+
+
+def test_the_engines_own_time_is_no_models(context: _kernels.Context) -> None:
+    layer_s, sweep_s, row_s = engine_overhead(context)
+    assert layer_s >= 0 and sweep_s >= 0 and row_s > 0
+    assert layer_s + sweep_s > 0
