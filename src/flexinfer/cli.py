@@ -261,6 +261,43 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
     _add_tokens(parser)
+    parser.add_argument(
+        "--hardware",
+        metavar="NAME|FILE",
+        help="not this machine: icl-a100, spr-h100, laptop, desktop, mini-pc, or a TOML file",
+    )
+    parser.add_argument(
+        "--vram", type=parse_bytes, metavar="SIZE", help="device memory; default: all of it"
+    )
+    parser.add_argument(
+        "--batch", type=int, default=1, metavar="N", help="sequences at once, default: 1"
+    )
+    parser.add_argument(
+        "--objective",
+        choices=("latency", "ttft", "tpot", "throughput"),
+        default="latency",
+        help="what the strategy is chosen by, default: latency of the whole workload",
+    )
+    parser.add_argument(
+        "--strategy",
+        choices=("flexinfer", "flexgen", "flexgen-opt", "splitgen", "cpu-only"),
+        help="instead of the chosen one",
+    )
+    parser.add_argument(
+        "--type", metavar="TYPE", help="of the weights of a model that has none, default: BF16"
+    )
+    parser.add_argument(
+        "--sweep", action="store_true", help="every budget from the least to the whole model"
+    )
+    parser.add_argument(
+        "--target-tokens-per-s", type=float, metavar="X", help="say what --ram that takes"
+    )
+    parser.add_argument(
+        "--plot", type=Path, metavar="F", help="draw the memory, or the sweep: F.svg or F.png"
+    )
+    parser.add_argument(
+        "--measured", type=Path, metavar="F", help="points for the drawn sweep: `bench --json`"
+    )
     _add_budget(parser)
     _add_ctx(parser)
     _add_common(parser)

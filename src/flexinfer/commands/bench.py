@@ -15,7 +15,7 @@ from flexinfer.commands.console import Console
 from flexinfer.commands.figures import duration
 from flexinfer.commands.loading import announce, load, options, prefill_progress
 from flexinfer.commands.models import model_path
-from flexinfer.commands.plan import workload
+from flexinfer.commands.plan_here import workload
 from flexinfer.errors import FlexInferError, OptionError
 from flexinfer.executor.model import open_model
 from flexinfer.executor.sampler import SamplingParams

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from flexinfer.units import format_bytes
 
+BAR_CELLS = 30
+
 
 def duration(seconds: float) -> str:
     """`0.042 s`, `4.2 s`, `3 min 20 s`, `2 h 5 min`."""
@@ -50,3 +52,9 @@ def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+def bar(part: float, whole: float) -> str:
+    """A bar of eighths of a cell."""
+    eighths = round(8 * BAR_CELLS * part / whole)
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()

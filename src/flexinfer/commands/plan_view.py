@@ -3,14 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from flexinfer.commands.figures import aligned, bytes_rate, count, duration, share, tokens_rate
+from flexinfer.commands.figures import aligned, bar, bytes_rate, count, duration, share, tokens_rate
 from flexinfer.commands.summary import limit
 from flexinfer.executor.model import Model
 from flexinfer.executor.setup import Planned
 from flexinfer.memory.budget import usable_bytes
 from flexinfer.units import format_bytes
 
-BAR_CELLS = 30
 MAP_CELLS = 64  # more layers than that share cells
 EIGHTHS = "·▁▂▃▄▅▆▇█"  # none, some, …, all locked
 
@@ -68,12 +67,6 @@ def _budget(planned: Planned, pinned: bool) -> Iterator[str]:
     ]
     for line, (_, size) in zip(aligned(rows), entries, strict=True):
         yield f"{line}  {bar(size, plan.budget_bytes)}".rstrip()
-
-
-def bar(part: float, whole: float) -> str:
-    """A bar of eighths of a cell."""
-    eighths = round(8 * BAR_CELLS * part / whole)
-    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 def _residency(planned: Planned) -> Iterator[str]:

@@ -3,7 +3,7 @@ the machine.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import cast
 
@@ -115,6 +115,32 @@ def plan_run(
     )
     prediction = predict(model.spec, plan, hardware)
     return Planned(plan, hardware, prediction, available, context)
+
+
+def replan(
+    model: Model,
+    planned: Planned,
+    *,
+    budget_bytes: int | None = None,
+    workload: Workload | None = None,
+) -> Planned:
+    """The same with another budget or workload, nothing measured again and the ring chosen anew.
+    Raises BudgetError.
+    """
+    plan = planned.plan
+    changed = make_plan(
+        model.spec,
+        model.weights,
+        workload or plan.workload,
+        planned.hardware,
+        budget_bytes=budget_bytes or plan.budget_bytes,
+        base_bytes={c: plan.parts[c] for c in (Category.INTERPRETER, Category.TOKENIZER)},
+        kv_type=plan.kv_type,
+        policy=plan.policy,
+        prefetch=plan.prefetch,
+    )
+    prediction = predict(model.spec, changed, planned.hardware)
+    return replace(planned, plan=changed, prediction=prediction)
 
 
 def thread_count(asked: int | None) -> int:
