@@ -123,8 +123,8 @@ def test_the_papers_servers_are_as_their_data_sheets_say() -> None:
     assert a.device and b.device
     assert (a.host.memory_bytes, b.host.memory_bytes) == (256 * GiB, 512 * GiB)
     assert (a.device.memory_bytes, b.device.memory_bytes) == (40 * GiB, 80 * GiB)
-    assert a.host.memory_bytes_per_s == pytest.approx(0.6 * 2 * 8 * 3.2e9 * 8)
-    assert b.host.memory_bytes_per_s == pytest.approx(0.6 * 2 * 8 * 4.8e9 * 8)
+    assert a.host.memory_bytes_per_s == pytest.approx(0.8 * 8 * 3.2e9 * 8)
+    assert b.host.memory_bytes_per_s == pytest.approx(0.8 * 8 * 4.8e9 * 8)
     assert b.device.to_device.bytes_per_s == 2 * a.device.to_device.bytes_per_s
 
 

@@ -110,9 +110,7 @@ def _layers(chosen: Candidate) -> Iterator[str]:
 
 
 def _traffic(chosen: Candidate) -> Iterator[str]:
-    rows: list[tuple[str, ...]] = [
-        ("", "disk→host", "host→device", "device→host", "waiting for the link")
-    ]
+    rows: list[tuple[str, ...]] = [("", "disk→host", "host→device", "device→host", "link busy")]
     for name, phase in (("prefill", chosen.prefill), ("a token", chosen.decode)):
         sizes = (phase.disk_bytes, phase.to_device_bytes, phase.to_host_bytes)
         waits = share(phase.link_share, 1)

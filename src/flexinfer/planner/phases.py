@@ -70,12 +70,12 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class PhaseEstimate:
-    """Seconds of a phase and what they are made of; bytes by link."""
+    """Seconds of a phase, and how long each of its parts is busy meanwhile; bytes by link."""
 
     seconds: float
     host: Cost
     device: Cost
-    link_s: float  # of device layers that wait for the link
+    link_s: float  # the link's own time, in the busier direction; beside computing
     disk_s: float
     to_device_bytes: float
     to_host_bytes: float
@@ -83,7 +83,7 @@ class PhaseEstimate:
 
     @property
     def limit(self) -> str:
-        """What takes most of the time."""
+        """What is busy for longest."""
         if self.disk_s >= self.seconds > 0:
             return "disk"
         parts = {
@@ -97,7 +97,7 @@ class PhaseEstimate:
 
     @property
     def link_share(self) -> float:
-        """The part of the time in which the link is what is waited for."""
+        """The part of the time in which the link is busy."""
         return self.link_s / self.seconds if self.seconds else 0.0
 
 
@@ -175,10 +175,9 @@ def estimate_phase(
                 continue
             there, back = times.link_bytes(locked, cached)
             layer_s = times.device_s(hardware.device, locked, cached)
-            if layer_s > times.device.total_s:
-                link_s += layer_s
-            else:
-                device_cost += times.device
+            to_device, to_host = hardware.device.to_device, hardware.device.to_host
+            link_s += max(to_device.seconds(there), to_host.seconds(back))
+            device_cost += times.device
             sweep_s += layer_s
             there_bytes, back_bytes = there_bytes + there, back_bytes + back
             streamed += 0.0 if locked else times.weight_bytes

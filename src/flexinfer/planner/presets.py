@@ -8,8 +8,8 @@ what good software usually reaches:
 - `MATRIX` 0.22: matrix products on AMX reach 20 of 90 TFLOPS on a 40-core Sapphire Rapids (LIA,
   ISCA 2025). Without AMX the same products run on vector units, which are easily kept busy:
   `VECTOR` 0.7.
-- `MEMORY` 0.6 of both sockets' channels together: a copy reaches 0.8 of one socket's
-  (`MEMORY_ONE`), and half of what a process reads lies at the other socket.
+- `MEMORY` 0.8 of the channels of one socket, as a copy reaches. A second socket's cores count, its
+  channels do not: the engine places memory where it is first touched, without regard to sockets.
 - `DEVICE_MATRIX` 0.6 of the dense peak, `DEVICE_MEMORY` 0.8.
 - `LINK` 0.8 of the link's rate: 25 of PCIe 4.0's 31.5 GB/s from pinned memory.
 """
@@ -28,7 +28,7 @@ from flexinfer.planner.hardware import (
 from flexinfer.units import GiB
 
 MATRIX, VECTOR = 0.22, 0.7
-MEMORY, MEMORY_ONE = 0.6, 0.8
+MEMORY = 0.8
 DEVICE_MATRIX, DEVICE_MEMORY = 0.6, 0.8
 LINK = 0.8
 PCIE_4, PCIE_5 = 31.5e9, 63e9  # of 16 lanes, each way
@@ -73,7 +73,7 @@ PRESETS: dict[str, Hardware] = {
             "icl-a100",
             "preset",
             _disk(6.5e9),
-            _host(MEMORY * 2 * 204.8e9, VECTOR * 2 * 32 * 2.2e9 * 64, 256),
+            _host(MEMORY * 204.8e9, VECTOR * 2 * 32 * 2.2e9 * 64, 256),
             _device(40, 1555e9, 312e12, PCIE_4),
         ),
         # 2 × 32 cores × 2.2 GHz × 1,024 bfloat16 operations (AMX), 8 channels of DDR5-4800 each;
@@ -82,7 +82,7 @@ PRESETS: dict[str, Hardware] = {
             "spr-h100",
             "preset",
             _disk(6.5e9),
-            _host(MEMORY * 2 * 307.2e9, MATRIX * 2 * 32 * 2.2e9 * 1024, 512),
+            _host(MEMORY * 307.2e9, MATRIX * 2 * 32 * 2.2e9 * 1024, 512),
             _device(80, 2000e9, 756e12, PCIE_5),
         ),
         # 8 cores × 3.5 GHz × 32 (AVX2), DDR5-5600 on two channels, NVMe of PCIe 4.0 × 4; a mobile
@@ -91,7 +91,7 @@ PRESETS: dict[str, Hardware] = {
             "laptop",
             "preset",
             _disk(5e9),
-            _host(MEMORY_ONE * 89.6e9, VECTOR * 8 * 3.5e9 * 32, 32),
+            _host(MEMORY * 89.6e9, VECTOR * 8 * 3.5e9 * 32, 32),
             _device(8, 256e9, 60e12, PCIE_4 / 2),
         ),
         # 16 cores × 4.3 GHz × 32 (AVX2), DDR5-5600 on two channels; 24 GB (RTX 4090) on PCIe 4.0.
@@ -99,7 +99,7 @@ PRESETS: dict[str, Hardware] = {
             "desktop",
             "preset",
             _disk(6.5e9),
-            _host(MEMORY_ONE * 89.6e9, VECTOR * 16 * 4.3e9 * 32, 64),
+            _host(MEMORY * 89.6e9, VECTOR * 16 * 4.3e9 * 32, 64),
             _device(24, 1008e9, 165e12, PCIE_4),
         ),
         # 4 cores × 3 GHz × 16 (AVX2, one port), DDR4-3200 on one channel, NVMe of PCIe 3.0.
@@ -107,7 +107,7 @@ PRESETS: dict[str, Hardware] = {
             "mini-pc",
             "preset",
             _disk(2e9),
-            _host(MEMORY_ONE * 25.6e9, VECTOR * 4 * 3e9 * 16, 16),
+            _host(MEMORY * 25.6e9, VECTOR * 4 * 3e9 * 16, 16),
         ),
     )
 }
