@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flexinfer.errors import BudgetError, OptionError
+from flexinfer.memory.ledger import Category
 from flexinfer.models.shapes import named_shape
 from flexinfer.planner.choice import BASELINES, Candidate, Chooser
 from flexinfer.planner.disk import Disk
@@ -20,6 +21,7 @@ from flexinfer.planner.hardware import (
     Link,
 )
 from flexinfer.planner.phases import LayerTimes, Phase, PhaseSums, estimate_phase
+from flexinfer.planner.planner import Workload, make_plan
 from flexinfer.planner.presets import PRESETS
 from flexinfer.planner.strategies import OBJECTIVES, Placing, Tiers, split
 from flexinfer.planner.tiers import DEVICE_OTHER_BYTES, Load
@@ -249,3 +251,45 @@ def test_a_prompts_cache_moves_to_the_processor_that_decodes() -> None:
 def test_the_device_keeps_some_memory_for_its_runtime() -> None:
     found = chooser(vram_bytes=6 * GiB).choose("tpot")
     assert found.device_parts["runtime"] == DEVICE_OTHER_BYTES
+
+
+def test_tiers_count_what_the_plan_of_a_run_counts() -> None:
+    """Host memory but for weights, ring and process: the allocator's sizes, by category."""
+    load = Load(700, 68, 768)
+    tiers = chooser(load=load).baseline("cpu-only").host_parts
+    plan = make_plan(
+        LLAMA.spec,
+        LLAMA.weights,
+        Workload(700, 68, 768),
+        budget_bytes=32 * GiB,
+        base_bytes={Category.INTERPRETER: 0, Category.TOKENIZER: 0},
+    )
+    for category in (Category.VECTORS, Category.KV_CACHE, Category.ACTIVATIONS, Category.LOGITS):
+        assert tiers[str(category)] == plan.parts[category]
+    assert tiers["locked"] == plan.placement.locked_bytes
+
+
+@settings(max_examples=40)
+@given(
+    st.integers(1, 3000),
+    st.integers(1, 200),
+    st.integers(700, 3000),
+    st.integers(1, 6),
+    st.sampled_from(OBJECTIVES),
+)
+def test_nothing_is_passed_over_too_early(
+    prompt: int, new: int, vram_mib: int, sequences: int, objective: str
+) -> None:
+    """Three layers: every split of both phases with what the device may hold, without a bound."""
+    spec = replace(LLAMA.spec, layers=LLAMA.spec.layers[:3])
+    matrices = tuple(m for m in LLAMA.weights.matrices if m.layer < 3)
+    shape = replace(LLAMA, spec=spec, weights=replace(LLAMA.weights, matrices=matrices))
+    load = Load(prompt, new, prompt + new, sequences)
+    choice = chooser(shape, PRESETS["laptop"], load, vram_bytes=vram_mib * MiB)
+    best = min(
+        score(choice._evaluate("x", replace(option, prefill_layers=layers)), objective)
+        for option in choice._decode_options()
+        for layers in range(4)
+        if choice._memory.device_fits(replace(option, prefill_layers=layers))
+    )
+    assert score(choice.choose(objective), objective) == pytest.approx(best, rel=1e-9)

@@ -1,5 +1,6 @@
 """A plan made real: what is held, what is read, what is given back, and a file that changes."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_tools import flexinfer
 from engine_tools import locking, opened
 from factory import make_gguf
 from mounts import Mounts
@@ -63,6 +65,30 @@ def test_the_ledger_holds_what_was_planned(plain: Path, options: dict[str, Any])
     with opened(plain, **options) as llm:
         assert llm.session.ledger.totals == llm.plan.parts
         assert llm.plan.arena_bytes - MiB < taken(llm) <= llm.plan.arena_bytes
+
+
+@pytest.mark.parametrize("policy", ["rows", "tensor"])
+@pytest.mark.parametrize(("name", "ram"), [("smollm_path", "130MiB"), ("gemma_path", "250MiB")])
+def test_the_ledger_of_a_real_model_holds_what_was_planned(
+    name: str, ram: str, policy: str, request: pytest.FixtureRequest
+) -> None:
+    path = request.getfixturevalue(name)
+    done = flexinfer(
+        "bench",
+        path,
+        "--ram",
+        ram,
+        "--policy",
+        policy,
+        "--repeat=1",
+        "--json",
+        "--quiet",
+        "--prompt-tokens=70",
+        "--new-tokens=2",
+    )
+    assert done.returncode == 0, done.stderr  # a session asserts it before it is ready
+    (run,) = json.loads(done.stdout)["runs"]
+    assert run["streamed_bytes_per_sweep"] > 0
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])

@@ -126,6 +126,7 @@ class Session:
             plan.workload.context_tokens,
             self.pools,
         )
+        assert self.ledger.totals == plan.parts  # estimated and allocated bytes, by category
         self.pinned = arena.pin()
 
     def _charge(self, category: Category, size_bytes: int, alignment: int = 64) -> Region:
