@@ -261,6 +261,7 @@ def test_tiers_count_what_the_plan_of_a_run_counts() -> None:
         LLAMA.spec,
         LLAMA.weights,
         Workload(700, 68, 768),
+        PRESETS["desktop"],
         budget_bytes=32 * GiB,
         base_bytes={Category.INTERPRETER: 0, Category.TOKENIZER: 0},
     )

@@ -23,7 +23,10 @@ from flexinfer.streaming.reader import enclosing_bytes
 from flexinfer.units import MiB
 
 KINDS = [t for t in BLOCK_TYPES.values() if t.has_kernel]
-MACHINE = replace(TOY_MACHINE, kernels={t.name: TOY_MACHINE.kernels["F32"] for t in KINDS})
+HOST = TOY_MACHINE.host
+MACHINE = replace(
+    TOY_MACHINE, host=replace(HOST, kernels={t.name: HOST.kernels["F32"] for t in KINDS})
+)
 
 
 @st.composite
