@@ -81,5 +81,5 @@ $(VENV)/checkers: $(VENV)/tools
 
 $(VENV)/extras: $(VENV)/tools pyproject.toml | $(VENV)/package
 	@echo 'installing what the tests compare with, torch and transformers among it: minutes'
-	@$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[test]'
+	@$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[test,plot]'
 	@touch $@
