@@ -156,6 +156,14 @@ def test_a_ring_is_as_large_as_there_is_room_for() -> None:
 
 # --- the plan ---
 
+
+def test_pauses_too_short_to_count_cost_nothing() -> None:
+    steady = sweep_seconds(EVEN, EVEN, STEADY, ring(4))
+    for pause_s in (5e-324, 1e-300, 1e-9):
+        disk = replace(PAUSING, pause_s=pause_s)
+        assert sweep_seconds(EVEN, EVEN, disk, ring(4)) == steady
+
+
 SLOW_PAUSES = Disk({1: 100 * MiB, 2: 160 * MiB, 4: 160 * MiB}, busy=0.5, pause_s=0.05)
 
 

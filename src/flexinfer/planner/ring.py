@@ -29,6 +29,7 @@ MAX_SLOTS = 32  # 128 MiB: a tenth of a second of a fast disk, longer than pause
 MAX_WINDOW_SLOTS = 1024  # that can be asked for
 MAX_IO_THREADS = 16
 NEAR_BEST = 1.01
+LEAST_PAUSE_S = 1e-6  # shorter ones are in the bandwidth, and far shorter ones beyond arithmetic
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def _lost_in_pauses(
     Computing takes bytes at its own rate: between pauses from the disk, in a pause from what is
     ahead. That is at most the carry, what the pause asks for, and what was gained since the last.
     """
-    if not (streamed_bytes and disk.pause_s and disk.busy < 1):
+    if not (streamed_bytes and disk.pause_s > LEAST_PAUSE_S and disk.busy < 1):
         return 0.0
     taken_per_s, read_per_s = streamed_bytes / compute_s, bytes_per_s / disk.busy
     between_s = disk.pause_s * disk.busy / (1 - disk.busy)
