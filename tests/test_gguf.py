@@ -107,9 +107,9 @@ def test_agrees_with_the_gguf_package_on_a_real_model(smollm_path: Path) -> None
 
 
 def test_a_vocabulary_of_262144_is_fast_and_takes_no_memory(gemma_path: Path) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     open_gguf(gemma_path)
-    assert time.perf_counter() - start < 0.4
+    assert time.process_time() - start < 0.4
     tracemalloc.start()
     checkpoint = open_gguf(gemma_path)
     held, peak = tracemalloc.get_traced_memory()
@@ -136,10 +136,10 @@ def test_a_vast_sparse_file_takes_no_time(tmp_path: Path, kind: int) -> None:
     path = write(tmp_path, build.gguf([build.entry("k", build.ARRAY, pack("<IQ", kind, count))]))
     with path.open("r+b") as file:
         file.truncate(1 << 38)
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(FormatError, match="the value of k"):
         open_gguf(path)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 def test_paths_that_are_no_files(tmp_path: Path) -> None:
