@@ -22,7 +22,7 @@ class Epilogue(IntEnum):
 @dataclass(frozen=True, slots=True)
 class BoundSegment:
     """A streamed row range; `first`/`last` tell whether its request is taken before, released
-    after it.
+    after it. `interleaved`: in the form of locked rows, as host memory gives them to a device.
     """
 
     request: int
@@ -31,6 +31,7 @@ class BoundSegment:
     rows: int
     first: bool
     last: bool
+    interleaved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
