@@ -10,7 +10,8 @@ import numpy as np
 from flexinfer import LLM
 from flexinfer.executor.kv_cache import Sequence as CachedSequence
 from flexinfer.executor.model import Model, open_model
-from flexinfer.executor.setup import Options, plan_run
+from flexinfer.executor.options import Options
+from flexinfer.executor.setup import plan_run
 from flexinfer.memory.ledger import Category
 from flexinfer.ops.base import Span
 from flexinfer.planner.planner import Plan, make_plan

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from kernel_matrices import FLOATS, TYPES, Floats, Matrix, activations, names, product
+from kernel_matrices import F32, FLOATS, TYPES, Floats, Matrix, activations, names, product
 from torch_tools import MemoryMeter, device_matrix, spec_of
 
 from flexinfer import _kernels
@@ -15,9 +15,10 @@ from flexinfer.formats.checkpoint import TensorInfo
 from flexinfer.formats.quants import BLOCK_TYPES
 from flexinfer.models.spec import ModelSpec
 from flexinfer.ops.base import Epilogue, Input, Span
-from flexinfer.ops.cpu import Cache, CpuOps
+from flexinfer.ops.cpu import CpuOps
+from flexinfer.ops.kernels import Cache
 from flexinfer.ops.torch import DeviceCache, TorchOps
-from flexinfer.ops.torch_device import DeviceArena
+from flexinfer.ops.torch_memory import DeviceArena
 from flexinfer.planner import tiles
 
 CPU = torch.device("cpu")
@@ -142,9 +143,9 @@ def attended(ops: CpuOps | TorchOps, chunks: Sequence[int], window: int | None) 
 @pytest.mark.parametrize("cap", [None, 5.0])
 def test_attention_is_the_kernels(window: int | None, cap: float | None) -> None:
     spec = replace(SPEC, attention_softcap=cap)
-    page = _kernels.kv_page_bytes(spec.kv_heads, spec.head_dim, 4)
+    page = _kernels.kv_page_bytes(spec.kv_heads, spec.head_dim, F32)
     pages = np.zeros(5 * page, np.uint8)
-    cpu = CpuOps(CONTEXT, spec, None, Cache((pages.ctypes.data,), (0,), page, 4), None)
+    cpu = CpuOps(CONTEXT, spec, None, Cache((pages.ctypes.data,), (0,), page, F32), None)
     expected = attended(cpu, [300], window)
     for chunks in ([300], [200, 99, 1]):
         got = attended(torch_ops(spec), chunks, window)

@@ -13,7 +13,7 @@ from flexinfer import _kernels
 from flexinfer.formats.quants import BLOCK_TYPES
 from flexinfer.models.spec import Layer, ModelSpec
 from flexinfer.ops.base import BoundMatrix, BoundSegment
-from flexinfer.ops.torch_device import DeviceArena
+from flexinfer.ops.torch_memory import DeviceArena
 
 torch.set_num_threads(1)  # more would mostly wait for each other with shapes so small
 

@@ -256,6 +256,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
     _add_budget(parser)
     _add_ctx(parser)
+    _add_device(parser)
     _add_common(parser)
 
 
@@ -313,6 +314,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     _add_budget(parser, several=True)
+    _add_device(parser)
     _add_common(parser)
 
 
@@ -374,6 +376,28 @@ def _add_budget(parser: argparse.ArgumentParser, several: bool = False) -> None:
     parser.add_argument(
         "--force", action="store_true", help="take a --ram that is more than what is available"
     )
+
+
+def _add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device", metavar="NAME", help="an accelerator: cuda, cuda:1, or cpu as a stand-in"
+    )
+    parser.add_argument(
+        "--vram",
+        type=parse_bytes,
+        metavar="SIZE",
+        help="the most of its memory to take; default: what is free",
+    )
+    known = "cpu, gpu-offload, split:M"
+    parser.add_argument(
+        "--strategy",
+        metavar="NAME",
+        help=f"what it computes: auto, {known}, flexgen, flexgen-opt, splitgen; default: auto",
+    )
+    for phase in ("prefill", "decode"):
+        parser.add_argument(
+            f"--{phase}-strategy", metavar="NAME", help=f"in this phase alone: {known}"
+        )
 
 
 def _add_threads(parser: argparse.ArgumentParser) -> None:

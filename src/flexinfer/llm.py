@@ -10,9 +10,10 @@ from typing import Self, cast, overload
 from flexinfer.errors import PromptError, check_type
 from flexinfer.executor.engine import Chunk
 from flexinfer.executor.model import Model, open_model
+from flexinfer.executor.options import Options
 from flexinfer.executor.sampler import SamplingParams
 from flexinfer.executor.session import Progress, Session
-from flexinfer.executor.setup import Options, Planned, plan_run
+from flexinfer.executor.setup import Planned, plan_run
 from flexinfer.executor.stats import Stats, measure
 from flexinfer.planner.planner import Plan
 
@@ -69,7 +70,7 @@ class LLM:
     def _start(self, model: Model, planned: Planned, progress: Progress | None) -> None:
         self.model = model
         self.planned = planned
-        self.session = Session(model, planned.plan, planned.context, progress)
+        self.session = Session(model, planned.plan, planned.context, progress, planned.device)
         self._before = (0.0, 0)
 
     @property

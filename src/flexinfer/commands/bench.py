@@ -81,6 +81,11 @@ def _in_child(args: argparse.Namespace, path: str, ram: int | None) -> tuple[dic
         "--policy": args.policy,
         "--prefetch-window": args.prefetch_window,
         "--io-threads": args.io_threads,
+        "--device": args.device,
+        "--vram": args.vram,
+        "--strategy": args.strategy,
+        "--prefill-strategy": args.prefill_strategy,
+        "--decode-strategy": args.decode_strategy,
     }
     for name, value in values.items():
         command += [] if value is None else [f"{name}={value}"]
@@ -165,6 +170,9 @@ def _summary(llm: LLM, repeats: list[Stats], loaded_bytes: int) -> dict[str, Any
     plan = llm.plan
     return run | {
         "policy": plan.policy,
+        "prefill_strategy": plan.device.prefill.name if plan.device else "cpu",
+        "decode_strategy": plan.device.decode.name if plan.device else "cpu",
+        "device": llm.planned.device.name if llm.planned.device else None,
         "prefetch": plan.prefetch,
         "ring_slots": plan.ring.slots,
         "io_threads": plan.io_threads,

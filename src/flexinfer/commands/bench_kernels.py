@@ -17,9 +17,10 @@ from flexinfer.commands.console import Console
 from flexinfer.commands.figures import aligned, bytes_rate, count, share
 from flexinfer.commands.models import model_path
 from flexinfer.errors import OptionError
+from flexinfer.executor.binding import FLOAT_TYPES
 from flexinfer.executor.model import open_model
 from flexinfer.executor.rates import Bounds, ProductRate, measure_bounds, measure_product
-from flexinfer.executor.session import FLOAT_TYPES, kernel_context
+from flexinfer.executor.session import kernel_context
 from flexinfer.executor.setup import thread_count
 from flexinfer.formats.quants import BLOCK_TYPES, BlockType
 from flexinfer.memory import machine

@@ -8,7 +8,8 @@ from flexinfer.commands.plan_view import show
 from flexinfer.commands.progress import Phase, Progress
 from flexinfer.commands.summary import describe_plan
 from flexinfer.executor.model import Model
-from flexinfer.executor.setup import Options, Planned
+from flexinfer.executor.options import Options
+from flexinfer.executor.setup import Planned
 from flexinfer.llm import LLM
 
 
@@ -24,6 +25,11 @@ def options(args: argparse.Namespace, ram: int | None, ctx: int | None) -> Optio
         prefetch_window=args.prefetch_window,
         io_threads=args.io_threads,
         force=args.force,
+        device=getattr(args, "device", None),  # not every command has one
+        vram=getattr(args, "vram", None),
+        strategy=getattr(args, "strategy", None),
+        prefill_strategy=getattr(args, "prefill_strategy", None),
+        decode_strategy=getattr(args, "decode_strategy", None),
     )
 
 

@@ -47,6 +47,7 @@ def show(model: Model, planned: Planned, *, pinned: bool = True) -> list[str]:
         *_budget(planned, pinned),
         "",
         *_residency(planned),
+        *_device(planned),
         "",
         *_prediction(planned),
     ]
@@ -89,6 +90,25 @@ def _residency(planned: Planned) -> Iterator[str]:
         f"policy {plan.policy}; {EIGHTHS[-1]} locked, ▄ half locked, {EIGHTHS[0]} streamed"
     )
     yield from residency_map(shares(planned))
+
+
+def _device(planned: Planned) -> Iterator[str]:
+    plan = planned.plan.device
+    if plan is None or planned.device is None:
+        return
+    yield ""
+    yield (
+        f"device {planned.device.name}: prefill {plan.prefill.name}, decode {plan.decode.name}, "
+        f"{count(len(plan.locked_layers), 'layer')} locked there, "
+        f"{count(len(plan.cached_layers), 'cache')} kept there"
+    )
+    entries = [(str(c).replace("_", " "), size) for c, size in plan.parts.items()]
+    entries.append(("unused", plan.vram_bytes - plan.total_bytes))
+    rows = [
+        (f"  {name}", format_bytes(size), share(size, plan.vram_bytes)) for name, size in entries
+    ]
+    for line, (_, size) in zip(aligned(rows), entries, strict=True):
+        yield f"{line}  {bar(size, plan.vram_bytes)}".rstrip()
 
 
 def residency_map(parts: list[Share]) -> list[str]:

@@ -26,6 +26,13 @@ def describe_plan(model: Model, planned: Planned, *, chat: bool) -> list[str]:
         )
     else:
         budget += "all weights locked, nothing streams"
+    if plan.device and planned.device:
+        device = plan.device
+        budget += (
+            f"\ndevice    {planned.device.name}, {format_bytes(device.vram_bytes)}: "
+            f"prefill {device.prefill.name}, decode {device.decode.name}, "
+            f"{count(len(device.locked_layers), 'layer')} locked there"
+        )
     first = "" if chat else f"first token {duration(prediction.ttft_s)}, then "
     if plan.workload.new_tokens:
         speed = f"{first}{tokens_rate(1 / prediction.tpot_s)}, limited by {limit(planned)}"
@@ -38,6 +45,9 @@ def describe_plan(model: Model, planned: Planned, *, chat: bool) -> list[str]:
 
 def limit(planned: Planned) -> str:
     """What a decode sweep waits for: the physical limit is the larger of reading and computing."""
+    if planned.plan.device:
+        disk = planned.prediction.decode.disk_s >= planned.prediction.tpot_s
+        return "the disk" if disk else "both processors and the link"
     io_s = planned.plan.placement.streamed_bytes / planned.hardware.disk_bytes_per_s
     if io_s >= planned.prediction.bound_tpot_s:
         return f"the disk ({bytes_rate(planned.hardware.disk_bytes_per_s)})"

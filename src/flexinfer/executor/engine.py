@@ -12,11 +12,13 @@ from typing import Literal
 
 from flexinfer.errors import FlexInferError, PromptError
 from flexinfer.executor.executor import Executor
+from flexinfer.executor.hybrid import HybridExecutor
 from flexinfer.executor.kv_cache import PagePool
 from flexinfer.executor.kv_cache import Sequence as CachedSequence
 from flexinfer.executor.sampler import Sampler, SamplingParams
 from flexinfer.executor.stops import StopMatcher
 from flexinfer.ops.base import Array, Span
+from flexinfer.planner.device import PhaseName
 from flexinfer.tokenizer import Tokenizer
 
 FinishReason = Literal["stop", "length"]
@@ -60,7 +62,7 @@ class Engine:
 
     def __init__(
         self,
-        executor: Executor,
+        executor: Executor | HybridExecutor,
         tokenizer: Tokenizer | None,
         vocab_size: int,
         context_tokens: int,
@@ -204,7 +206,7 @@ class Engine:
     def _advance(self, tokens: list[int], progress: Progress | None) -> Array:
         """The logits after `tokens`, of which the last one is new since its latest turn."""
         if self._served is tokens:
-            return self._append(tokens[-1:])
+            return self._append(tokens[-1:], phase="decode")
         self._served = None  # until it is done: it may be interrupted
         logits = self._prefill(tokens, progress)
         self._served = tokens
@@ -237,6 +239,7 @@ class Engine:
         tokens: list[int],
         last: bool = True,
         on_layer: Callable[[int], None] | None = None,
+        phase: PhaseName = "prefill",
     ) -> Array | None:
         """One sweep of `tokens` behind the cached ones; an abandoned sweep leaves the sequence
         as it was.
@@ -245,7 +248,7 @@ class Engine:
         start = len(sequence.tokens)
         sequence.reserve(start + len(tokens))
         span = Span(0, len(tokens), start, sequence.tables)
-        logits = self._executor.sweep(tokens, (span,), logits=last, on_layer=on_layer)
+        logits = self._executor.sweep(tokens, (span,), logits=last, on_layer=on_layer, phase=phase)
         sequence.tokens += tokens
         return logits
 

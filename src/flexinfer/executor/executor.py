@@ -2,13 +2,24 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from flexinfer.executor.workspace import Workspace
 from flexinfer.models.decoder import Buffers, Decoder
 from flexinfer.models.spec import Rope
-from flexinfer.ops.base import Array, Input, LayerOps, Ops, Program, Span
+from flexinfer.ops.base import (
+    Array,
+    BoundMatrix,
+    Input,
+    LayerOps,
+    Ops,
+    Program,
+    RecordingOps,
+    Span,
+)
+from flexinfer.planner.device import PhaseName
 
 HEAD = (-1, "output")
 MAX_RECORDED_TOKENS = 16  # more take so long to compute that calling from Python costs nothing
@@ -37,7 +48,7 @@ class Executor:
     def __init__(
         self,
         decoder: Decoder,
-        ops: Ops,
+        ops: RecordingOps,
         workspace: Workspace,
         recorded_tokens: int = MAX_RECORDED_TOKENS,
     ) -> None:
@@ -67,9 +78,10 @@ class Executor:
         *,
         logits: bool = True,
         on_layer: Callable[[int], None] | None = None,
+        phase: PhaseName = "prefill",
     ) -> Array | None:
         """Run `tokens` (at most sweep_tokens) through all layers; their keys and values join the
-        cache.
+        cache. Here all phases are alike.
 
         Returns the logits [vocabulary] of the last token, a view that the next sweep overwrites,
         or None. An exception (Ctrl-C, a read error) leaves the stream at the beginning of a sweep;
@@ -96,23 +108,9 @@ class Executor:
         try:
             hidden = self._layers(tokens, spans, None)
             x = self._head_input(self._ops, hidden[first:-1])
-            targets = np.asarray(tokens[first + 1 :])
-            n = len(targets)
-            width = max(256, SCORE_SLAB_VALUES // n // 16 * 16)
-            slab = np.empty((n, width), np.float32)
-            peak = np.full(n, -np.inf)
-            total = np.zeros(n)
-            chosen = np.zeros(n)
-            for row, values in self._ops.slabs(self._decoder.matrices[HEAD], x, slab):
-                exact = np.ascontiguousarray(values)
-                self._soften(self._ops, exact)
-                here = (targets >= row) & (targets < row + exact.shape[1])
-                chosen[here] = exact[here, targets[here] - row]
-                new_peak = np.maximum(peak, exact.max(1))
-                shifted = exact - new_peak[:, None].astype(np.float32)
-                total = total * np.exp(peak - new_peak) + np.exp(shifted).sum(1, dtype=np.float64)
-                peak = new_peak
-            return chosen - (peak + np.log(total))
+            head = self._decoder.matrices[HEAD]
+            soften = partial(self._soften, self._ops)
+            return log_probabilities(self._ops, head, x, tokens[first + 1 :], soften)
         except BaseException:
             self._ops.abandon_sweep()
             raise
@@ -207,6 +205,34 @@ class Executor:
     def _soften(self, ops: LayerOps, logits: Array) -> None:
         if self._decoder.spec.logit_softcap:
             ops.softcap(logits, self._decoder.spec.logit_softcap)
+
+
+def log_probabilities(
+    ops: Ops,
+    head: BoundMatrix,
+    x: Input,
+    targets: Sequence[int],
+    soften: Callable[[Array], None],
+) -> Array:
+    """Of one target for each row of x, float64: log-sum-exp over the vocabulary, merged slab by
+    slab.
+    """
+    wanted = np.asarray(targets)
+    n = len(wanted)
+    slab = np.empty((n, max(256, SCORE_SLAB_VALUES // n // 16 * 16)), np.float32)
+    peak = np.full(n, -np.inf)
+    total = np.zeros(n)
+    chosen = np.zeros(n)
+    for row, values in ops.slabs(head, x, slab):
+        exact = np.ascontiguousarray(values)
+        soften(exact)
+        here = (wanted >= row) & (wanted < row + exact.shape[1])
+        chosen[here] = exact[here, wanted[here] - row]
+        new_peak = np.maximum(peak, exact.max(1))
+        shifted = exact - new_peak[:, None].astype(np.float32)
+        total = total * np.exp(peak - new_peak) + np.exp(shifted).sum(1, dtype=np.float64)
+        peak = new_peak
+    return chosen - (peak + np.log(total))
 
 
 def inverse_frequencies(rope: Rope) -> Array:

@@ -4,34 +4,39 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from flexinfer import _kernels
 from flexinfer.errors import OptionError
+from flexinfer.executor.binding import bind_matrices
+from flexinfer.executor.device import DeviceBuilder, HostParts, OpenDevice
 from flexinfer.executor.engine import Engine, closed
 from flexinfer.executor.executor import Executor
+from flexinfer.executor.hybrid import HybridExecutor
 from flexinfer.executor.kv_cache import PagePool
 from flexinfer.executor.model import Model
+from flexinfer.executor.sides import Side
 from flexinfer.executor.workspace import Workspace
 from flexinfer.memory.arena import Arena, Region
 from flexinfer.memory.ledger import Category, Ledger
 from flexinfer.models.decoder import Decoder
-from flexinfer.ops.base import Array, BoundMatrix, BoundSegment
+from flexinfer.ops.base import Array
 from flexinfer.ops.cpu import CpuOps
 from flexinfer.ops.embedding import EmbeddingRows
 from flexinfer.ops.kernels import Cache
-from flexinfer.planner.placement import BLOCK_BYTES, GROUP_ROWS, Placement
+from flexinfer.planner.placement import BLOCK_BYTES
 from flexinfer.planner.planner import Plan
 from flexinfer.planner.sizes import Sizes, aligned
+from flexinfer.streaming.link import Pipeline
 from flexinfer.streaming.locking import lock_weights, read_vector
 from flexinfer.streaming.prefetcher import Prefetcher, SerialStream, Stream
 from flexinfer.streaming.reader import Reader
 from flexinfer.streaming.ring import Ring
 
 ISAS = ("scalar", "avx2", "avx512")  # each faster than those before it
-FLOAT_TYPES = ("F32", "F16", "BF16")  # multiply float32 activations, not their int8 form
 Progress = Callable[[str, int, int], None]  # phase, done, of how many
 
 
@@ -65,30 +70,40 @@ class Session:
         plan: Plan,
         context: _kernels.Context,
         progress: Progress | None = None,
+        device: OpenDevice | None = None,
     ) -> None:
         started = time.perf_counter()
         self.plan = plan
         self.ledger = Ledger(plan.budget_bytes)
         self._readers: dict[Path, Reader] = {}
-        self._stream: Stream | None = None
+        self._stream: Prefetcher | SerialStream | None = None
+        self._pipeline: Pipeline | None = None  # with a device
         self._arena: Arena | None = None
         self._engine: Engine | None = None
         self._embedding = EmbeddingRows(model.weights.embedding)
         try:
-            self._build(model, context, progress)
+            self._build(model, context, progress, device)
         except BaseException:
             self.close()
             raise
         self.load_s = time.perf_counter() - started
 
-    def _build(self, model: Model, context: _kernels.Context, progress: Progress | None) -> None:
+    def _build(
+        self,
+        model: Model,
+        context: _kernels.Context,
+        progress: Progress | None,
+        device: OpenDevice | None,
+    ) -> None:
         plan = self.plan
         spec = model.spec.for_context(plan.workload.context_tokens)
-        sizes = Sizes(spec, model.weights, plan.kv_type)
-        for category in (Category.INTERPRETER, Category.TOKENIZER):
-            self.ledger.charge(category, plan.parts[category])
+        cached = plan.device.host_cached_layers if plan.device else None
+        sizes = Sizes(spec, model.weights, plan.kv_type, cached)
+        for category in (Category.INTERPRETER, Category.TOKENIZER, Category.STAND_IN):
+            if category in plan.parts:
+                self.ledger.charge(category, plan.parts[category])
         self._arena = arena = Arena(plan.arena_bytes)
-        paths = {m.matrix.tensor.path for m in plan.placement.matrices}
+        paths = {m.tensor.path for m in model.weights.matrices}
         self._readers = {path: Reader(path) for path in paths}
         ring_region = self._charge(Category.RING, plan.ring.size_bytes, BLOCK_BYTES)
         ring = Ring(ring_region, plan.ring.slot_bytes)
@@ -108,15 +123,29 @@ class Session:
         model.checkpoint.check()  # all that was read is of the file that was planned for
         cache = self._cache(sizes)
         workspace = self._workspace(sizes)
-        if plan.placement.requests:
-            requests, readers = plan.placement.requests, self._readers
-            if plan.prefetch:
-                self._stream = Prefetcher(requests, readers, ring, plan.ring.threads)
-            else:
-                self._stream = SerialStream(requests, readers, ring)
-        ops = CpuOps(context, spec, self._embedding, cache, self._stream)
+        builder = None
+        if plan.device is not None:
+            assert device is not None
+            parts = HostParts(
+                spec, model.weights, vectors, plan.placement, addresses, self._readers, ring,
+                cache, self._embedding, plan.kv_type, plan.prefetch,
+            )  # fmt: skip
+            builder = DeviceBuilder(device, plan.device, parts)  # its weights go through the ring
+        every = range(len(plan.placement.requests))
+        if builder is not None:
+            self._pipeline = builder.pipeline(partial(self._read_ahead, ring))
+            stream: Stream | None = self._pipeline.disk
+        else:
+            stream = self._stream = self._read_ahead(ring, every) if every else None
+        ops = CpuOps(context, spec, self._embedding, cache, stream)
         decoder = Decoder(spec, bind_matrices(plan.placement, addresses), vectors)
-        self.executor = Executor(decoder, ops, workspace)
+        if builder is not None and self._pipeline is not None:
+            device_side = builder.device(self._pipeline, ops)
+            self._pipeline.enter("prefill")
+            side = Side(ops, decoder, workspace)
+            self.executor: Executor | HybridExecutor = HybridExecutor(side, device_side)
+        else:
+            self.executor = Executor(decoder, ops, workspace)
         tokens = (plan.workload.context_tokens, plan.sweep_tokens)
         self.pools = tuple(PagePool(sizes.kv_pages(w, *tokens), w) for w in sizes.windows)
         self._engine = Engine(
@@ -128,6 +157,13 @@ class Session:
         )
         assert self.ledger.totals == plan.parts  # estimated and allocated bytes, by category
         self.pinned = arena.pin()
+
+    def _read_ahead(self, ring: Ring, indices: Sequence[int]) -> Prefetcher | SerialStream:
+        """The stream of these requests of the placement."""
+        requests = [self.plan.placement.requests[i] for i in indices]
+        if self.plan.prefetch:
+            return Prefetcher(requests, self._readers, ring, self.plan.ring.threads)
+        return SerialStream(requests, self._readers, ring)
 
     def _charge(self, category: Category, size_bytes: int, alignment: int = 64) -> Region:
         self.ledger.charge(category, size_bytes)
@@ -146,9 +182,10 @@ class Session:
         tokens = (self.plan.workload.context_tokens, self.plan.sweep_tokens)
         region = self._charge(Category.KV_CACHE, sizes.kv_bytes(*tokens))
         page_bytes, address, layers = sizes.kv_page_bytes(), region.address, []
-        for layer in sizes.spec.layers:
+        for index, layer in enumerate(sizes.spec.layers):
             layers.append(address)
-            address += page_bytes * sizes.kv_pages(layer.window_tokens, *tokens)
+            if sizes.cached(index):
+                address += page_bytes * sizes.kv_pages(layer.window_tokens, *tokens)
         return Cache(tuple(layers), sizes.kinds, page_bytes, sizes.kv_block_type.ggml_id)
 
     def _workspace(self, sizes: Sizes) -> Workspace:
@@ -172,6 +209,11 @@ class Session:
         return readers + self._embedding.read_bytes
 
     @property
+    def link_bytes(self) -> int:
+        """Moved to the device since the model was opened, locked layers apart."""
+        return self._pipeline.moved_bytes if self._pipeline else 0
+
+    @property
     def direct(self) -> bool:
         return all(reader.direct for reader in self._readers.values())
 
@@ -183,6 +225,8 @@ class Session:
 
     @property
     def stall_s(self) -> float:
+        if self._pipeline is not None:
+            return self._pipeline.stall_s
         return self._stream.stats.stall_s if self._stream else 0.0
 
     def close(self) -> None:
@@ -192,6 +236,8 @@ class Session:
         """
         if self._engine is not None:
             self._engine.close()
+        if self._pipeline is not None:
+            self._pipeline.close()
         if self._stream is not None:
             self._stream.close()
         for reader in self._readers.values():
@@ -199,36 +245,7 @@ class Session:
         self._embedding.close()
         self._engine = None  # with these two go the arrays that lie in the arena
         self.__dict__.pop("executor", None)
+        self._pipeline = None
         if self._arena is not None:
             with suppress(BufferError):  # a traceback may hold an array; it is freed with that then
                 self._arena.close()
-
-
-def bind_matrices(
-    placement: Placement, addresses: Sequence[int]
-) -> dict[tuple[int, str], BoundMatrix]:
-    """Join what the plan says of each matrix with where its locked rows lie."""
-    uses = [s.request for m in placement.matrices for s in m.segments]
-    first = {request: at for at, request in reversed(list(enumerate(uses)))}
-    last = {request: at for at, request in enumerate(uses)}
-    bound = {}
-    at = 0
-    for placed, address in zip(placement.matrices, addresses, strict=True):
-        tensor, segments = placed.matrix.tensor, []
-        for s in placed.segments:
-            takes, gives = first[s.request] == at, last[s.request] == at
-            segments.append(BoundSegment(s.request, s.start_bytes, s.row, s.rows, takes, gives))
-            at += 1
-        bound[placed.matrix.layer, placed.matrix.role] = BoundMatrix(
-            tensor.name,
-            tensor.block_type.ggml_id,
-            tensor.rows,
-            tensor.columns,
-            tensor.row_bytes,
-            GROUP_ROWS * tensor.row_bytes,
-            tensor.block_type.name not in FLOAT_TYPES,
-            address,
-            placed.locked_rows,
-            tuple(segments),
-        )
-    return bound

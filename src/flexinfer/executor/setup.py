@@ -3,13 +3,15 @@ the machine.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 from flexinfer import _kernels
-from flexinfer.errors import OptionError, PromptError, check_type
+from flexinfer.errors import OptionError, PromptError
+from flexinfer.executor.device import OpenDevice, open_device
+from flexinfer.executor.device_setup import check_device_options, plan_device, with_device
 from flexinfer.executor.model import Model
+from flexinfer.executor.options import Options
 from flexinfer.executor.probe import probe
 from flexinfer.executor.profiles import disk_place, load_profile, profile_key
 from flexinfer.executor.session import kernel_context
@@ -27,6 +29,8 @@ from flexinfer.memory.budget import (
 )
 from flexinfer.memory.ledger import Category
 from flexinfer.planner.cutting import request_bytes
+from flexinfer.planner.device import DevicePlan
+from flexinfer.planner.device_prediction import predict_device
 from flexinfer.planner.hardware import Hardware
 from flexinfer.planner.planner import Plan, Prediction, Workload, make_plan, predict
 from flexinfer.planner.ring import check_reading
@@ -34,33 +38,10 @@ from flexinfer.planner.sizes import PAGE_TOKENS, Sizes
 from flexinfer.streaming.probe import DEPTHS, probe_disk
 from flexinfer.units import parse_bytes
 
+BASE = (Category.INTERPRETER, Category.TOKENIZER, Category.STAND_IN)
 CHAT_CONTEXT_TOKENS = 4096
 MAX_THREADS = 1024  # each takes a stack, and scratch memory
 CONTEXT_SHARE = 4  # a chat's default context takes at most this part of the budget
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How to run. What is None is decided from the machine and the model."""
-
-    ram: str | int | None = None
-    ctx: int | None = None
-    threads: int | None = None
-    kv_type: str = "f16"
-    policy: str = "rows"
-    prefetch: bool = True
-    prefetch_window: int | None = None
-    io_threads: int | None = None
-    force: bool = False  # a leave: without effect where the budget is there
-
-    def __post_init__(self) -> None:
-        """Raises OptionError for a value of another type, and for `force` without `ram`."""
-        for field in fields(self):
-            check_type(field.name, getattr(self, field.name), cast(type, field.type))
-        if self.force and self.ram is None:
-            raise OptionError(
-                "--force takes effect only on a --ram", "give --ram, or leave --force out"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +53,7 @@ class Planned:
     prediction: Prediction
     available: Availability
     context: _kernels.Context
+    device: OpenDevice | None = None
 
 
 def plan_run(
@@ -89,6 +71,8 @@ def plan_run(
         check_budget(budget, available, options.force)
     check_reading(options.prefetch, options.prefetch_window, options.io_threads)
     context = kernel_context(thread_count(options.threads))
+    check_device_options(options)
+    device = open_device(options.device) if options.device else None
     sizes = Sizes(model.spec, model.weights, options.kv_type)
     workload = _workload(sizes, options.ctx, budget, prompt_tokens, new_tokens)
     depths = DEPTHS if options.io_threads is None else (options.io_threads,)
@@ -96,6 +80,13 @@ def plan_run(
     hardware = this_machine(model, sizes.kv_block_type, context, spare, depths)
     trim_heap()  # how much the probe takes depends on the budget; what stays must not
     peak = peak_resident_bytes()
+    device_plan: DevicePlan | None = None
+    stand_in: dict[Category, int] = {}
+    if device:
+        hardware = with_device(hardware, device, model, options)
+        device_plan = plan_device(model, options, workload, device, hardware, budget)
+        if device_plan and device.stand_in:
+            stand_in[Category.STAND_IN] = device_plan.total_bytes
     plan = make_plan(
         model.spec,
         model.weights,
@@ -105,6 +96,7 @@ def plan_run(
         base_bytes={
             Category.INTERPRETER: max(0, resident_bytes() - model.tokenizer_bytes),
             Category.TOKENIZER: model.tokenizer_bytes,
+            **stand_in,
         },
         peak_bytes=peak if peak > model.earlier_peak_bytes else 0,
         kv_type=options.kv_type,
@@ -112,9 +104,9 @@ def plan_run(
         prefetch=options.prefetch,
         prefetch_window=options.prefetch_window,
         io_threads=options.io_threads,
+        device=device_plan,
     )
-    prediction = predict(model.spec, plan, hardware)
-    return Planned(plan, hardware, prediction, available, context)
+    return Planned(plan, hardware, _predict(model, plan, hardware), available, context, device)
 
 
 def replan(
@@ -134,13 +126,20 @@ def replan(
         workload or plan.workload,
         planned.hardware,
         budget_bytes=budget_bytes or plan.budget_bytes,
-        base_bytes={c: plan.parts[c] for c in (Category.INTERPRETER, Category.TOKENIZER)},
+        base_bytes={c: plan.parts[c] for c in BASE if c in plan.parts},
         kv_type=plan.kv_type,
         policy=plan.policy,
         prefetch=plan.prefetch,
+        device=plan.device,
     )
-    prediction = predict(model.spec, changed, planned.hardware)
+    prediction = _predict(model, changed, planned.hardware)
     return replace(planned, plan=changed, prediction=prediction)
+
+
+def _predict(model: Model, plan: Plan, hardware: Hardware) -> Prediction:
+    if plan.device:
+        return predict_device(model.spec, model.weights.matrices, plan, hardware)
+    return predict(model.spec, plan, hardware)
 
 
 def thread_count(asked: int | None) -> int:

@@ -28,6 +28,9 @@ class Stats:
     predicted_ttft_s: float
     predicted_tpot_s: float
     bound_tpot_s: float
+    link_bytes: int  # to the device, since it was opened
+    device_bytes: int  # planned there, and never exceeded
+    vram_bytes: int
 
 
 def measure(planned: Planned, session: Session, stall_before_s: float, read_before: int) -> Stats:
@@ -49,4 +52,7 @@ def measure(planned: Planned, session: Session, stall_before_s: float, read_befo
         predicted_ttft_s=planned.prediction.ttft_s,
         predicted_tpot_s=planned.prediction.tpot_s,
         bound_tpot_s=planned.prediction.bound_tpot_s,
+        link_bytes=session.link_bytes,
+        device_bytes=plan.device.total_bytes if plan.device else 0,
+        vram_bytes=plan.device.vram_bytes if plan.device else 0,
     )

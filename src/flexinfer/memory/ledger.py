@@ -17,12 +17,16 @@ class Category(StrEnum):
     KV_CACHE = "kv_cache"
     ACTIVATIONS = "activations"
     LOGITS = "logits"
+    SCRATCH = "scratch"  # of a device, while it computes
+    RUNTIME = "runtime"  # what a device's libraries take
+    STAND_IN = "stand_in"  # a device that is host memory in truth
 
 
 class Ledger:
     """Charges against one budget. Every large allocation is charged before it is made."""
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(self, budget_bytes: int, option: str = "--ram") -> None:
+        self._option = option
         self.budget_bytes = budget_bytes
         self._charged: dict[Category, int] = {}
 
@@ -34,7 +38,7 @@ class Ledger:
             raise BudgetError(
                 f"{category} needs {size_bytes} bytes, {self.remaining_bytes} of "
                 f"{self.budget_bytes} are left; charged so far: {parts}",
-                "use a larger --ram, or a smaller --ctx",
+                f"use a larger {self._option}, or a smaller --ctx",
             )
         self._charged[category] = self._charged.get(category, 0) + size_bytes
 

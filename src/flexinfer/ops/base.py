@@ -48,6 +48,7 @@ class BoundMatrix:
     locked_address: int
     locked_rows: int
     segments: tuple[BoundSegment, ...]
+    interleaved: bool = True  # the locked rows, in groups of 16; else as in the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,28 @@ class Span:
     count: int
     start: int
     tables: tuple[Array, ...]  # for each kind of layers, int32 page numbers, one per 64 positions
+
+
+class DeviceOps(Protocol):
+    """What moves between the host and a processor with memory of its own. Host arrays are numpy."""
+
+    def receive(self, values: Array, out: Array) -> None:
+        """From the host."""
+        ...
+
+    def give(self, x: Array, out: Array) -> None:
+        """To the host; there when it returns."""
+        ...
+
+    def cache_page(self, layer: int, address: int, page: int, first: int, last: int) -> None:
+        """Positions first .. last - 1 of a layer's cache from a page of the host's, number `page`
+        of its sequence.
+        """
+        ...
+
+    def cached(self, layer: int, first: int, last: int) -> tuple[Array, Array]:
+        """Keys and values of positions for the host: float32 [positions, kv_heads * head_dim]."""
+        ...
 
 
 class LayerOps(Protocol):
@@ -156,12 +179,16 @@ class Ops(LayerOps, Protocol):
         """
         ...
 
-    def program(self, tokens: int) -> "Program":
-        """Somewhere to record calls for sweeps of `tokens` tokens."""
-        ...
-
     def abandon_sweep(self) -> None:
         """Forget the sweep's place: the next one begins at the first request."""
+        ...
+
+
+class RecordingOps(Ops, Protocol):
+    """Those whose calls can be recorded."""
+
+    def program(self, tokens: int) -> "Program":
+        """Somewhere to record calls for sweeps of `tokens` tokens."""
         ...
 
 

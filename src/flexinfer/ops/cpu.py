@@ -15,6 +15,7 @@ from flexinfer.ops.embedding import EmbeddingRows
 from flexinfer.ops.kernels import Cache, KernelCalls
 from flexinfer.ops.program import CpuProgram
 from flexinfer.planner.placement import GROUP_ROWS
+from flexinfer.planner.sizes import PAGE_TOKENS
 from flexinfer.streaming.prefetcher import Stream
 
 Array = np.ndarray[Any, Any]
@@ -129,6 +130,31 @@ class CpuOps(KernelCalls):
     ) -> None:
         _kernels.rope_angles(frequencies, positions, magnitude, out)
 
+    def append(self, layer: int, span: Span, position: int, k: Array, v: Array) -> None:
+        """Keys and values of the positions `position` .. join the layer's cache."""
+        spec, cache = self._spec, self._cache
+        _kernels.kv_append(
+            self._context,
+            k,
+            v,
+            cache.layers[layer],
+            cache.page_bytes,
+            span.tables[cache.kinds[layer]],
+            position,
+            spec.kv_heads,
+            spec.head_dim,
+            cache.type_id,
+        )
+
+    def pages(self, layer: int, span: Span, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """(number in the sequence, address) of the layer's pages that hold positions first .. last
+        - 1.
+        """
+        cache = self._cache
+        table = span.tables[cache.kinds[layer]]
+        for page in range(first // PAGE_TOKENS, -(-last // PAGE_TOKENS)):
+            yield page, cache.layers[layer] + int(table[page]) * cache.page_bytes
+
     def attention(
         self,
         q: Array,
@@ -143,18 +169,7 @@ class CpuOps(KernelCalls):
         pages, kind = cache.layers[layer], cache.kinds[layer]
         for span in spans:
             rows = slice(span.first, span.first + span.count)
-            _kernels.kv_append(
-                self._context,
-                k[rows],
-                v[rows],
-                pages,
-                cache.page_bytes,
-                span.tables[kind],
-                span.start,
-                spec.kv_heads,
-                spec.head_dim,
-                cache.type_id,
-            )
+            self.append(layer, span, span.start, k[rows], v[rows])
             _kernels.attention(
                 self._context,
                 q[rows],

@@ -16,8 +16,10 @@ from torch.nn import functional
 from flexinfer.formats.quants import BLOCK_TYPES
 from flexinfer.models.spec import ModelSpec
 from flexinfer.ops.base import BoundMatrix, Epilogue, Input, Span
+from flexinfer.ops.torch_memory import host_bytes
 from flexinfer.ops.torch_quants import Unpacker
 from flexinfer.planner.placement import GROUP_ROWS
+from flexinfer.planner.sizes import PAGE_TOKENS
 from flexinfer.planner.tiles import CHUNK_VALUES, TOKEN_TILE, tile_rows
 from flexinfer.streaming.prefetcher import Stream
 
@@ -28,6 +30,10 @@ _FLOAT32 = ("F32", "F16")  # weights that take float32 activations on the CPU, t
 
 class Memory(Protocol):
     """Device memory by address."""
+
+    def used(self, address: int) -> None:
+        """What was asked of the device so far is all that reads the ring's slot there."""
+        ...
 
     def bytes_at(self, address: int, size_bytes: int) -> Tensor:
         """uint8 [size_bytes], a view."""
@@ -63,7 +69,7 @@ class TorchOps:
         spec: ModelSpec,
         memory: Memory,
         cache: DeviceCache,
-        embedding: Rows,
+        embedding: Rows | None,
         stream: Stream | None,
         *,
         activations: Activations = "float",
@@ -81,6 +87,7 @@ class TorchOps:
         self._held: dict[int, int] = {}  # request → address, while its segments are in use
 
     def embed(self, tokens: Sequence[int], factor: float, out: Tensor) -> None:
+        assert self._embedding is not None
         rows = np.empty((len(tokens), self._spec.dim), np.float32)
         self._embedding.gather(tokens, rows)
         out.copy_(torch.from_numpy(rows))
@@ -174,7 +181,7 @@ class TorchOps:
         until the next.
         """
         if matrix.locked_rows:
-            yield True, matrix.locked_address, 0, matrix.locked_rows
+            yield matrix.interleaved, matrix.locked_address, 0, matrix.locked_rows
         for segment in matrix.segments:
             assert self._stream is not None
             if segment.first:
@@ -182,13 +189,45 @@ class TorchOps:
             address = self._held[segment.request] + segment.start_bytes
             yield segment.interleaved, address, segment.row, segment.rows
             if segment.last:
-                del self._held[segment.request]
+                self._memory.used(self._held.pop(segment.request))
                 self._stream.release(segment.request)
 
     def abandon_sweep(self) -> None:
         self._held.clear()
         if self._stream is not None:
             self._stream.rewind()
+
+    def receive(self, values: np.ndarray[Any, Any], out: Tensor) -> None:
+        out.copy_(torch.from_numpy(values))
+
+    def give(self, x: Tensor, out: np.ndarray[Any, Any]) -> None:
+        torch.from_numpy(out).copy_(x)
+
+    def cache_page(self, layer: int, address: int, page: int, first: int, last: int) -> None:
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        heads, head_dim = keys.shape[0], keys.shape[2]
+        size = heads * head_dim * PAGE_TOKENS * keys.element_size()
+        data = host_bytes(address, 2 * size).to(self._device)
+        begin = page * PAGE_TOKENS
+        here, inside = slice(first, last), slice(first - begin, last - begin)
+        # In a page keys lie position by position for each element of a head, values the other way.
+        k = data[:size].view(keys.dtype).view(heads, head_dim, PAGE_TOKENS)
+        v = data[size:].view(values.dtype).view(heads, PAGE_TOKENS, head_dim)
+        keys[:, here].copy_(k[:, :, inside].transpose(1, 2))
+        values[:, here].copy_(v[:, inside])
+
+    def cached(self, layer: int, first: int, last: int) -> tuple[Any, Any]:
+        both = (self._cache.keys[layer], self._cache.values[layer])
+        k, v = (
+            c[:, first:last]
+            .transpose(0, 1)
+            .flatten(1)
+            .to("cpu", torch.float32)
+            .contiguous()
+            .numpy()
+            for c in both
+        )
+        return k, v
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         for rows in _chunks(x):

@@ -1,76 +1,108 @@
-"""A torch device as a place for bytes: one block of memory, and copies into it."""
+"""Accelerators by name, through torch: `cuda`, `cuda:1`, …, or `cpu`, a stand-in for tests whose
+memory is the host's.
+"""
 
-import ctypes
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from flexinfer.errors import BudgetError
-from flexinfer.memory.arena import round_up
-from flexinfer.planner.placement import BLOCK_BYTES
-from flexinfer.units import format_bytes
+from flexinfer.errors import OptionError
+from flexinfer.models.spec import ModelSpec
+from flexinfer.ops.torch import Activations, DeviceCache, Memory, Rows, TorchOps
+from flexinfer.ops.torch_memory import DeviceArena, DeviceRegion
+from flexinfer.streaming.prefetcher import Stream
 
-Tensor = Any
-_TYPES = {"float32": torch.float32, "uint8": torch.uint8, "float16": torch.float16}
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceRegion:
-    """A range of a device's arena; the counterpart of memory.arena.Region."""
-
-    address: int
-    size_bytes: int
-    _bytes: Tensor
-
-    def part(self, start_bytes: int, size_bytes: int) -> "DeviceRegion":
-        """The region `start_bytes` into this one."""
-        assert start_bytes >= 0 and start_bytes + size_bytes <= self.size_bytes
-        data = self._bytes[start_bytes : start_bytes + size_bytes]
-        return DeviceRegion(self.address + start_bytes, size_bytes, data)
-
-    def array(self, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> Tensor:
-        """A tensor over the first bytes."""
-        size_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        assert size_bytes <= self.size_bytes
-        return self._bytes[:size_bytes].view(_TYPES[np.dtype(dtype).name]).view(shape)
+_KINDS = ("cpu", "cuda")
 
 
-class DeviceArena:
-    """One block of device memory, handed out once from its start. BudgetError where there is none
-    of that size.
-    """
+class TorchDevice:
+    """An open device. Raises OptionError for one that is unknown, or not there."""
 
-    def __init__(self, device: Any, size_bytes: int) -> None:
-        self.size_bytes = round_up(size_bytes, BLOCK_BYTES) + BLOCK_BYTES  # to align within
+    def __init__(self, name: str, activations: Activations = "float") -> None:
         try:
-            data = torch.empty(self.size_bytes, dtype=torch.uint8, device=device)
+            self._device = torch.device(name)
+        except RuntimeError:
+            self._device = None
+        if self._device is None or self._device.type not in _KINDS:
+            raise OptionError(
+                f"unknown --device {name!r}", f"known: {', '.join(_KINDS)}, cuda:1, …"
+            )
+        self.name = name
+        self._activations = activations
+        self._before_bytes = 0
+        if self._device.type == "cuda":
+            self._before_bytes = self._open_cuda()
+
+    @property
+    def stand_in(self) -> bool:
+        """Its memory is the host's in truth."""
+        return bool(self._device.type == "cpu")
+
+    @property
+    def runtime_bytes(self) -> int:
+        """What its libraries took, before anything of ours."""
+        return self._before_bytes
+
+    @property
+    def free_bytes(self) -> int | None:
+        """None where the host's memory is the limit."""
+        return None if self.stand_in else int(torch.cuda.mem_get_info(self._device)[0])
+
+    def arena(self, size_bytes: int) -> DeviceArena:
+        return DeviceArena(self._device, size_bytes)
+
+    def synchronise(self) -> None:
+        if not self.stand_in:
+            torch.cuda.synchronize(self._device)
+
+    def cache(
+        self,
+        spec: ModelSpec,
+        regions: Sequence[tuple[DeviceRegion, DeviceRegion]],
+        tokens: int,
+        kv_type: str,
+    ) -> DeviceCache:
+        """Keys and values of each layer in its two regions."""
+        shape = (spec.kv_heads, tokens, spec.head_dim)
+        dtype = {"f16": "float16", "f32": "float32"}[kv_type]
+        keys, values = zip(
+            *((k.array(dtype, shape), v.array(dtype, shape)) for k, v in regions), strict=True
+        )
+        return DeviceCache(keys, values)
+
+    def ops(
+        self,
+        spec: ModelSpec,
+        memory: Memory,
+        cache: DeviceCache | None,
+        embedding: Rows | None,
+        stream: Stream | None,
+    ) -> TorchOps:
+        matmul: Any = torch.float32 if self.stand_in else torch.bfloat16
+        return TorchOps(
+            self._device,
+            spec,
+            memory,
+            cache or DeviceCache((), ()),
+            embedding,
+            stream,
+            activations=self._activations,
+            matmul=matmul,
+        )
+
+    def _open_cuda(self) -> int:
+        if not torch.cuda.is_available():
+            raise OptionError(
+                f"--device {self.name}: torch {torch.__version__} finds no CUDA device",
+                "install a build of torch for CUDA, or leave --device out",
+            )
+        try:
+            before = torch.cuda.mem_get_info(self._device)[0]
+            probe = torch.ones(256, 256, device=self._device)
+            (probe @ probe).sum().item()  # loads the libraries
+            torch.cuda.empty_cache()
+            after = torch.cuda.mem_get_info(self._device)[0]
         except RuntimeError as error:
-            raise BudgetError(
-                f"{device} does not give {format_bytes(self.size_bytes)}: {error}",
-                "use a smaller --vram",
-            ) from error
-        self._bytes = data[-data.data_ptr() % BLOCK_BYTES :]
-        self.address = self._bytes.data_ptr()
-        self.used_bytes = 0
-
-    def take(self, size_bytes: int, alignment: int = 64) -> DeviceRegion:
-        """The next `size_bytes`, aligned."""
-        start = round_up(self.used_bytes, alignment)
-        assert start + size_bytes <= len(self._bytes)
-        self.used_bytes = start + size_bytes
-        return DeviceRegion(self.address + start, size_bytes, self._bytes[start : self.used_bytes])
-
-    def bytes_at(self, address: int, size_bytes: int) -> Tensor:
-        """uint8 [size_bytes], a view."""
-        start = address - self.address
-        assert start >= 0 and start + size_bytes <= self.used_bytes
-        return self._bytes[start : start + size_bytes]
-
-
-def host_bytes(address: int, size_bytes: int) -> Tensor:
-    """Host memory at an address that the caller vouches for, as a tensor over it."""
-    memory = memoryview((ctypes.c_ubyte * size_bytes).from_address(address))
-    return torch.from_numpy(np.frombuffer(memory, np.uint8))
+            raise OptionError(f"--device {self.name}: {error}", "look at nvidia-smi") from error
+        return max(0, int(before) - int(after))

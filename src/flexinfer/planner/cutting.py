@@ -40,7 +40,7 @@ def request_bytes(matrices: Sequence[Matrix]) -> int:
     """The largest read: what one ring slot must hold, at least one group of every matrix."""
     total = sum(m.tensor.size_bytes for m in matrices)
     wanted = min(MAX_REQUEST_BYTES, max(MIN_REQUEST_BYTES, total // REQUESTS_PER_SWEEP))
-    return max(wanted, *(group_bytes(m) for m in matrices))
+    return max((wanted, *(group_bytes(m) for m in matrices)))
 
 
 def find_runs(matrices: Sequence[Matrix], limit_bytes: int) -> tuple[Run, ...]:
@@ -79,7 +79,7 @@ def most_held(matrices: Sequence[Matrix], limit_bytes: int) -> int:
     """
     runs = find_runs(matrices, limit_bytes)
     uses = Counter(i for run in runs for i in range(run.indices[0], run.indices[-1] + 1))
-    return max(uses.values())
+    return max(uses.values(), default=0)
 
 
 def cut(matrices: Sequence[Matrix], streamed_groups: Sequence[int], limit: int) -> Placement:

@@ -4,7 +4,7 @@ that will be.
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from flexinfer.errors import BudgetError, OptionError
@@ -14,12 +14,14 @@ from flexinfer.memory.ledger import Category
 from flexinfer.models.spec import ModelSpec
 from flexinfer.models.weights import Matrix, ModelWeights
 from flexinfer.planner.cutting import most_held, request_bytes, total_locked_bytes
+from flexinfer.planner.device import DevicePlan
 from flexinfer.planner.estimator import SweepEstimate, Work, by_layer, estimate_sweep, stage_costs
 from flexinfer.planner.hardware import Hardware
 from flexinfer.planner.placement import BLOCK_BYTES, Placement
 from flexinfer.planner.preservation import place
 from flexinfer.planner.ring import MAX_SLOTS, MIN_SLOTS, RingPlan, choose_slots
 from flexinfer.planner.sizes import KV_TYPES, Sizes
+from flexinfer.planner.tiles import TOKEN_TILE
 from flexinfer.units import MiB, format_bytes
 
 MAX_SWEEP_TOKENS = 2048
@@ -61,6 +63,7 @@ class Plan:
     ring: RingPlan
     placement: Placement
     parts: Mapping[Category, int]
+    device: DevicePlan | None = None
 
     @property
     def io_threads(self) -> int:
@@ -80,7 +83,7 @@ class Plan:
         """What is allocated in one block: all but what the process held before, and room to
         align it.
         """
-        held = (Category.INTERPRETER, Category.TOKENIZER)
+        held = (Category.INTERPRETER, Category.TOKENIZER, Category.STAND_IN)
         return sum(n for c, n in self.parts.items() if c not in held) + ALIGNING_BYTES
 
 
@@ -98,15 +101,24 @@ def make_plan(
     prefetch: bool = True,
     prefetch_window: int | None = None,
     io_threads: int | None = None,
+    device: DevicePlan | None = None,
 ) -> Plan:
     """Divide `budget_bytes`; `base_bytes` is what the process holds already, `peak_bytes` the most
-    it held while it opened the model.
+    it held while it opened the model. What `device` holds alone, the host does not.
 
     The ring is `prefetch_window` slots, or what pays on `hardware` (see `planner.ring`). Raises
     BudgetError with the minimum and its parts where the budget does not suffice, OptionError for a
     window or I/O threads that cannot take effect.
     """
-    sizes = Sizes(spec, weights, kv_type)
+    every, cached = weights.matrices, None  # a device's layers take their time, too
+    wanted = min(max(workload.prompt_tokens, 1), MAX_SWEEP_TOKENS)
+    least, step = min(wanted, MIN_SWEEP_TOKENS), 1
+    if device:
+        weights = replace(weights, matrices=device.host_matrices(weights.matrices))
+        cached = device.host_cached_layers
+        wanted = min(wanted, device.sweep_tokens)
+        least, step = min(wanted, TOKEN_TILE), TOKEN_TILE
+    sizes = Sizes(spec, weights, kv_type, cached)
     usable = usable_bytes(budget_bytes)
     matrices, all_locked = weights.matrices, total_locked_bytes(weights.matrices)
     ring = _least_ring(matrices, prefetch_window, io_threads, hardware)
@@ -117,13 +129,11 @@ def make_plan(
     def room(sweep_tokens: int) -> int:
         return usable - ring.size_bytes - sum(fixed(sweep_tokens).values())
 
-    wanted = min(max(workload.prompt_tokens, 1), MAX_SWEEP_TOKENS)
-    least = min(wanted, MIN_SWEEP_TOKENS)
     if room(least) < 0 or budget_bytes < peak_bytes:
         _refuse(budget_bytes, fixed(least), ring.size_bytes, peak_bytes)
     sweep_tokens = wanted
     if room(wanted) < all_locked:  # a sweep's memory competes with weights: at most half is its own
-        tokens = range(least, wanted + 1)
+        tokens = range(least, wanted + 1, step)
         sweep_tokens = tokens[
             max(0, bisect_right(tokens, -(room(0) // 2), key=lambda n: -room(n)) - 1)
         ]
@@ -143,7 +153,7 @@ def make_plan(
         )  # of the sweeps that there are most of
         context = max(workload.prompt_tokens + workload.new_tokens // 2, count)
         work = Work(count, context, sizes.kv_block_type)
-        costs = stage_costs(spec, by_layer(matrices), hardware.host, work)
+        costs = stage_costs(spec, by_layer(every), hardware.host, work)
         compute_s = [cost.total_s for cost in costs]
         streamed_bytes = placement.stage_bytes(len(spec.layers))
         most = max(ring.slots, min(MAX_SLOTS, free // ring.slot_bytes))
@@ -161,6 +171,7 @@ def make_plan(
         ring,
         placement,
         parts,
+        device,
     )
 
 

@@ -35,6 +35,7 @@ class Sizes:
     spec: ModelSpec
     weights: ModelWeights
     kv_type: str
+    cached_layers: frozenset[int] | None = None  # whose cache is in host memory; None: all
 
     def __post_init__(self) -> None:
         if self.kv_type not in KV_TYPES:
@@ -106,8 +107,12 @@ class Sizes:
         """The whole pages of all layers."""
         return self.kv_page_bytes() * sum(
             self.kv_pages(layer.window_tokens, context_tokens, sweep_tokens)
-            for layer in self.spec.layers
+            for index, layer in enumerate(self.spec.layers)
+            if self.cached(index)
         )
+
+    def cached(self, layer: int) -> bool:
+        return self.cached_layers is None or layer in self.cached_layers
 
     def vector_bytes(self) -> int:
         return sum(aligned(4 * v.columns) for v in self.weights.vectors.values())

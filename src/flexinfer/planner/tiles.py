@@ -47,5 +47,5 @@ def scratch_bytes(
     if spec.attention_softcap:
         scores += 4 * tokens * context_tokens * spec.heads // spec.kv_heads * _FLOAT_BYTES
     widest = max(columns, spec.heads * spec.head_dim)
-    rest = 6 * _FLOAT_BYTES * max(CHUNK_VALUES, widest)
+    rest = 6 * _FLOAT_BYTES * max(widest, min(CHUNK_VALUES, sweep_tokens * widest))
     return max(product, keys + queries + scores, rest)

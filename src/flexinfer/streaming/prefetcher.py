@@ -1,4 +1,7 @@
-"""The requests of a sweep, sweep after sweep: read ahead by threads, or each when asked for."""
+"""The requests of a sweep, sweep after sweep: brought ahead by threads, or each when asked for.
+
+What brings a request is a source: a file here, host memory for a device (`streaming.link`).
+"""
 
 import threading
 import time
@@ -8,17 +11,16 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple, Protocol
 
-from flexinfer.memory.arena import Region
 from flexinfer.planner.placement import Request
 from flexinfer.streaming.reader import Reader
-from flexinfer.streaming.ring import Ring
+from flexinfer.streaming.ring import Ring, Slot
 
 
 @dataclass(frozen=True, slots=True)
 class StreamStats:
     """Totals since the stream was made."""
 
-    read_bytes: int  # from the files, the blocks around payloads included
+    read_bytes: int  # from the source; of a file with the blocks around payloads
     stall_s: float  # that `take` waited
     takes: int
     sweeps: int  # completed
@@ -53,14 +55,42 @@ class Stream(Protocol):
         ...
 
 
+class Source(Protocol):
+    """Where a sweep's requests come from. Threads may load different ones at the same time."""
+
+    @property
+    def requests(self) -> int:
+        """How many a sweep has."""
+        ...
+
+    @property
+    def moved_bytes(self) -> int:
+        """Loaded so far."""
+        ...
+
+    def load(self, sequence: int, slot: Slot) -> int:
+        """Bring a request into a slot: number `sequence` since the stream began, over all sweeps.
+        Returns the address of its payload. Raises ReadError.
+        """
+        ...
+
+    def check(self) -> None:
+        """At the last take of a sweep: raises ReadError where nothing may come of it."""
+        ...
+
+
+class Interrupted(Exception):
+    """A take that waits no longer: the stream was interrupted from another thread."""
+
+
 class _Loaded(NamedTuple):
     sequence: int  # request index + sweep * requests
-    slot: Region
+    slot: Slot
     address: int  # of the payload
     failed: bool
 
 
-class Prefetcher:
+class Ahead:
     """Stream that keeps the ring full from threads of its own, across the end of a sweep too.
 
     A thread first acquires a slot and then the next request, so requests in flight are always the
@@ -69,25 +99,24 @@ class Prefetcher:
 
     def __init__(
         self,
-        requests: Sequence[Request],
-        readers: Mapping[Path, Reader],
+        source: Source,
         ring: Ring,
         threads: int = 2,
         wrap: bool = True,
     ) -> None:
-        self._requests = requests
-        self._readers = readers
+        self._source = source
+        self._requests = source.requests
         self._ring = ring
         self._thread_count = threads
         self._wrap = wrap
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._generation = 0  # of threads; older ones end
-        self._meter = _Meter(readers)
+        self._meter = _Meter(source)
         self._start()
 
     def take(self, request_index: int) -> int:
-        count = len(self._requests)
+        count = self._requests
         assert request_index == self._taken % count and request_index not in self._held
         self._meter.found(len(self._loaded) + self._done.qsize())
         while self._taken not in self._loaded:
@@ -97,13 +126,15 @@ class Prefetcher:
                 self._meter.stall_s += time.perf_counter() - started
             else:
                 loaded = self._done.get()
+            if loaded is None:
+                raise Interrupted
             self._loaded[loaded.sequence] = loaded
         loaded = self._loaded[self._taken]
         address = loaded.address
         if loaded.failed:  # then, ahead of its time; what counts is whether it can be read now
-            address = _read(self._requests[request_index], self._readers, loaded.slot)
+            address = self._source.load(self._taken, loaded.slot)
         if request_index == count - 1:
-            _check(self._readers)
+            self._source.check()
             self._meter.sweeps += 1
         self._held[request_index] = loaded.slot
         del self._loaded[self._taken]
@@ -112,6 +143,10 @@ class Prefetcher:
 
     def release(self, request_index: int) -> None:
         self._ring.release(self._held.pop(request_index))
+
+    def interrupt(self) -> None:
+        """From any thread: a take that waits raises Interrupted. `rewind` or `close` follows."""
+        self._done.put(None)
 
     def rewind(self) -> None:
         self.close()
@@ -131,9 +166,9 @@ class Prefetcher:
 
     def _start(self) -> None:
         self._ring.reset()
-        self._done: SimpleQueue[_Loaded] = SimpleQueue()
+        self._done: SimpleQueue[_Loaded | None] = SimpleQueue()
         self._loaded: dict[int, _Loaded] = {}  # taken off `_done` before their turn
-        self._held: dict[int, Region] = {}
+        self._held: dict[int, Slot] = {}
         self._taken = 0  # sequence number of the next take
         self._claimed = 0  # sequence number of the next read
         self._threads = [
@@ -152,54 +187,53 @@ class Prefetcher:
                 return
             with self._lock:
                 sequence = self._claimed
-                if not self._wrap and sequence >= len(self._requests):
+                if not self._wrap and sequence >= self._requests:
                     return
                 self._claimed += 1
-            request = self._requests[sequence % len(self._requests)]
             try:
-                address, failed = _read(request, self._readers, slot), False
-            except Exception:  # `take` reads it again, and meets what lasts
+                address, failed = self._source.load(sequence, slot), False
+            except Exception:  # `take` loads it again, and meets what lasts
                 address, failed = 0, True
             self._done.put(_Loaded(sequence, slot, address, failed))
 
 
-class SerialStream:
-    """Stream that reads a request when it is taken: the paper's synchronous baseline."""
+class Serial:
+    """Stream that loads a request when it is taken: the paper's synchronous baseline."""
 
-    def __init__(
-        self, requests: Sequence[Request], readers: Mapping[Path, Reader], ring: Ring
-    ) -> None:
-        self._requests = requests
-        self._readers = readers
+    def __init__(self, source: Source, ring: Ring) -> None:
+        self._source = source
+        self._requests = source.requests
         self._ring = ring
-        self._meter = _Meter(readers)
-        self._held: dict[int, Region] = {}
-        self._next = 0
+        self._meter = _Meter(source)
+        self._held: dict[int, Slot] = {}
+        self._taken = 0
         ring.reset()
 
     def take(self, request_index: int) -> int:
-        assert request_index == self._next and request_index not in self._held
+        assert request_index == self._taken % self._requests and request_index not in self._held
         slot = self._ring.acquire()
         assert slot is not None
         self._held[request_index] = slot
         started = time.perf_counter()
-        address = _read(self._requests[request_index], self._readers, slot)
+        address = self._source.load(self._taken, slot)
         self._meter.stall_s += time.perf_counter() - started
         self._meter.found(0)
-        self._next += 1
-        if self._next == len(self._requests):
-            _check(self._readers)
-            self._next = 0
+        self._taken += 1
+        if self._taken % self._requests == 0:
+            self._source.check()
             self._meter.sweeps += 1
         return address
 
     def release(self, request_index: int) -> None:
         self._ring.release(self._held.pop(request_index))
 
+    def interrupt(self) -> None:
+        """Nothing waits here."""
+
     def rewind(self) -> None:
         self._ring.reset()
         self._held.clear()
-        self._next = 0
+        self._taken = 0
 
     @property
     def stats(self) -> StreamStats:
@@ -212,9 +246,9 @@ class SerialStream:
 class _Meter:
     """What both streams count, by the thread that takes."""
 
-    def __init__(self, readers: Mapping[Path, Reader]) -> None:
-        self._readers = readers
-        self._read_before_bytes = self._total_bytes()
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._moved_before_bytes = source.moved_bytes
         self.stall_s = 0.0
         self.takes = 0
         self.sweeps = 0
@@ -227,24 +261,57 @@ class _Meter:
     @property
     def stats(self) -> StreamStats:
         return StreamStats(
-            read_bytes=self._total_bytes() - self._read_before_bytes,
+            read_bytes=self._source.moved_bytes - self._moved_before_bytes,
             stall_s=self.stall_s,
             takes=self.takes,
             sweeps=self.sweeps,
             depth=self._found / max(1, self.takes),
         )
 
-    def _total_bytes(self) -> int:
-        return sum(reader.read_bytes for reader in self._readers.values())
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Requests that are read from files. A file that changes in the course of a sweep ends it."""
+
+    of_sweep: Sequence[Request]
+    readers: Mapping[Path, Reader]
+
+    @property
+    def requests(self) -> int:
+        return len(self.of_sweep)
+
+    @property
+    def moved_bytes(self) -> int:
+        return sum(reader.read_bytes for reader in self.readers.values())
+
+    def load(self, sequence: int, slot: Slot) -> int:
+        request = self.of_sweep[sequence % len(self.of_sweep)]
+        reader = self.readers[request.path]
+        return slot.address + reader.read(request.offset_bytes, request.size_bytes, slot.view())
+
+    def check(self) -> None:
+        for reader in self.readers.values():
+            reader.check()
 
 
-def _read(request: Request, readers: Mapping[Path, Reader], slot: Region) -> int:
-    """Read a request into a slot; returns the address of its payload."""
-    reader = readers[request.path]
-    return slot.address + reader.read(request.offset_bytes, request.size_bytes, slot.view())
+class Prefetcher(Ahead):
+    """Reads files ahead."""
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        readers: Mapping[Path, Reader],
+        ring: Ring,
+        threads: int = 2,
+        wrap: bool = True,
+    ) -> None:
+        super().__init__(Files(requests, readers), ring, threads, wrap)
 
 
-def _check(readers: Mapping[Path, Reader]) -> None:
-    """At the last take of a sweep: nothing comes of it if a file changed in its course."""
-    for reader in readers.values():
-        reader.check()
+class SerialStream(Serial):
+    """Reads files when asked."""
+
+    def __init__(
+        self, requests: Sequence[Request], readers: Mapping[Path, Reader], ring: Ring
+    ) -> None:
+        super().__init__(Files(requests, readers), ring)
