@@ -12,7 +12,7 @@ from flexinfer.memory.ledger import Category
 from flexinfer.models.spec import Layer, ModelSpec, Rope
 from flexinfer.models.weights import Matrix, ModelWeights
 from flexinfer.planner.disk import Disk
-from flexinfer.planner.estimator import visible_keys, visited_keys
+from flexinfer.planner.estimator import Work, by_layer, host_layer, visible_keys, visited_keys
 from flexinfer.planner.hardware import AttentionRates, Glue, Hardware, Host, KernelRates
 from flexinfer.planner.planner import Plan, Workload, make_plan, predict
 from flexinfer.planner.sizes import Sizes
@@ -57,7 +57,7 @@ MACHINE = Hardware(
             )
         },
         attention=(AttentionRates(128, 2, one_ops_per_s=MiB * 8192, many_ops_per_s=MiB * 4096),),
-        glue=Glue(layer_s=1e-3, sweep_s=5e-3),
+        glue=Glue(layer_s=1e-3, called_layer_s=1e-3, sweep_s=5e-3),
     ),
 )
 SHORT = Workload(100, 28, 128)
@@ -307,3 +307,16 @@ def test_more_tokens_in_one_sweep_cost_as_measured_between_and_beyond() -> None:
     assert [rates.product_s(10, n) for n in (1, 2, 3, 4, 6, 8, 16)] == pytest.approx(
         [0.5, 1.0, 1.0, 1.0, 1.5, 2.0, 4.0]
     )
+
+
+def test_many_tokens_make_their_calls_from_python() -> None:
+    host = replace(MACHINE.host, glue=Glue(1e-3, 3e-3, replayed_tokens=16))
+    layers = by_layer(toy().matrices)
+
+    def layer_s(tokens: int) -> float:
+        work = Work(tokens, tokens, F32)
+        slow = host_layer(SPEC, 0, layers[0], host, work)
+        plain = host_layer(SPEC, 0, layers[0], replace(host, glue=Glue()), work)
+        return slow.total_s - plain.total_s
+
+    assert [layer_s(n) for n in (1, 16, 17)] == pytest.approx([1e-3, 1e-3, 3e-3])

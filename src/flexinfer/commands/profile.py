@@ -76,6 +76,7 @@ def show(key: Key, profile: Profile, place: str | None) -> Iterator[str]:
         )
     yield (
         f"the engine {host.glue.layer_s * 1e6:.0f} µs a layer, "
+        f"{host.glue.called_layer_s * 1e6:.0f} of many tokens, "
         f"{host.glue.sweep_s * 1e6:.0f} µs a sweep"
     )
     yield ""

@@ -4,13 +4,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from flexinfer import _kernels
 from flexinfer.executor.engine import Engine
-from flexinfer.executor.executor import Executor
+from flexinfer.executor.executor import MAX_RECORDED_TOKENS, Executor
 from flexinfer.executor.kv_cache import PagePool
 from flexinfer.executor.sampler import SamplingParams
 from flexinfer.executor.workspace import Workspace
@@ -31,21 +32,35 @@ Q8_0 = BLOCK_TYPES[8]
 DIM = VOCAB = 64
 FEW_LAYERS, MANY_LAYERS = 2, 12
 TOKENS = 24
+PROMPT_TOKENS = MAX_RECORDED_TOKENS + 1
+CONTEXT_TOKENS = 64  # a page of the cache
 ROUNDS = 5
 
 
-def engine_overhead(context: _kernels.Context) -> tuple[float, float, float]:
-    """Seconds of a layer, of a sweep besides its layers, and of a further embedding row (in the
-    page cache), at one token of a model of next to no weights.
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """Seconds of a layer whose calls are replayed, of one whose calls come from Python, of a sweep
+    besides its layers, and of an embedding row in the page cache.
     """
-    few, row_s = _tpot_s(context, FEW_LAYERS)
-    many, _ = _tpot_s(context, MANY_LAYERS)
-    layer_s = max(0.0, (many - few) / (MANY_LAYERS - FEW_LAYERS))
-    return layer_s, max(0.0, few - FEW_LAYERS * layer_s - row_s), row_s
+
+    layer_s: float
+    called_layer_s: float
+    sweep_s: float
+    row_s: float
 
 
-def _tpot_s(context: _kernels.Context, layers: int) -> tuple[float, float]:
-    """The least seconds per token, and per embedding row alone."""
+def engine_overhead(context: _kernels.Context) -> Overhead:
+    """At a model of next to no weights."""
+    few, many = (_times(context, layers) for layers in (FEW_LAYERS, MANY_LAYERS))
+    replayed, called = (max(0.0, (many[i] - few[i]) / (MANY_LAYERS - FEW_LAYERS)) for i in (0, 1))
+    row_s = few[2]
+    return Overhead(replayed, called, max(0.0, few[0] - FEW_LAYERS * replayed - row_s), row_s)
+
+
+def _times(context: _kernels.Context, layers: int) -> tuple[float, float, float]:
+    """The least seconds per token, to the first token of a prompt that is too long to be replayed,
+    and per embedding row.
+    """
     spec = ModelSpec(
         architecture="llama",
         layers=(Layer(Rope(10000.0, DIM, "half")),) * layers,
@@ -55,24 +70,25 @@ def _tpot_s(context: _kernels.Context, layers: int) -> tuple[float, float]:
         kv_heads=1,
         head_dim=DIM,
         vocab_size=VOCAB,
-        context_tokens=TOKENS + 1,
+        context_tokens=CONTEXT_TOKENS,
         norm_eps=1e-5,
         activation="silu",
         attention_scale=1.0,
         tied_head=True,
     )
-    best = row_s = float("inf")
+    token_s = first_s = row_s = float("inf")
     with _table() as table, closing(EmbeddingRows(table)) as embedding:
         arena = Arena(MiB)  # goes with the arrays that lie in it
         engine, ops = _engine(context, spec, ModelWeights(table, {}, ()), embedding, arena)
         params = SamplingParams(max_tokens=TOKENS, ignore_end=True)
-        for _ in range(ROUNDS):
-            for _ in engine.generate([1], params):
+        for round_ in range(ROUNDS):
+            for _ in engine.generate([round_] * PROMPT_TOKENS, params):  # not what is cached
                 pass
-            best = min(best, engine.timing.tpot_s or best)
+            token_s = min(token_s, engine.timing.tpot_s or token_s)
+            first_s = min(first_s, engine.timing.ttft_s)
             row_s = min(row_s, _gather_s(ops))
         engine.close()
-    return best, row_s
+    return token_s, first_s, row_s
 
 
 def _gather_s(ops: CpuOps) -> float:
@@ -133,7 +149,7 @@ def _engine(
         Cache(addresses, sizes.kinds, page_bytes, sizes.kv_block_type.ggml_id),
         None,
     )
-    activations = arena.take(sizes.activation_bytes(1))
-    workspace = Workspace.carve(sizes, 1, activations, arena.take(sizes.logits_bytes()))
+    activations = arena.take(sizes.activation_bytes(PROMPT_TOKENS))
+    workspace = Workspace.carve(sizes, PROMPT_TOKENS, activations, arena.take(sizes.logits_bytes()))
     executor = Executor(Decoder(spec, matrices, vectors), ops, workspace)
     return Engine(executor, None, VOCAB, spec.context_tokens, [PagePool(1)]), ops

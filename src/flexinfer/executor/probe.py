@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 from flexinfer import _kernels
+from flexinfer.executor.executor import MAX_RECORDED_TOKENS
 from flexinfer.executor.kernel_rates import Bench, attention_rates, kernel_rates
 from flexinfer.formats.quants import BlockType
 from flexinfer.memory.arena import Arena
@@ -19,7 +20,8 @@ from flexinfer.units import MiB
 TOKENS = (8, 64)
 MAX_READ_BYTES = 64 * MiB  # beyond the caches
 MIN_READ_BYTES = 4 * MiB
-GLUE = Glue(layer_s=72e-6)  # some 18 calls from Python
+# A layer replayed natively, its 18 calls made from Python, and a sweep; all of them small.
+GLUE = Glue(5e-6, 72e-6, MAX_RECORDED_TOKENS, 60e-6)
 
 
 def probe(

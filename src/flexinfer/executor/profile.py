@@ -5,14 +5,18 @@ takes a quarter of one.
 import ctypes
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
 from flexinfer import _kernels
+from flexinfer.executor.executor import MAX_RECORDED_TOKENS
 from flexinfer.executor.kernel_rates import Bench, attention_rates, glue_rates, kernel_rates
 from flexinfer.executor.overhead import engine_overhead
 from flexinfer.formats.quants import BLOCK_TYPES
+from flexinfer.memory import machine
 from flexinfer.memory.arena import Arena
+from flexinfer.memory.budget import available_memory, default_budget
 from flexinfer.planner.disk import Disk
 from flexinfer.planner.hardware import Glue, Host, KernelRates
 from flexinfer.planner.sizes import KV_TYPES
@@ -20,7 +24,9 @@ from flexinfer.streaming.probe import probe_disk
 from flexinfer.units import MiB
 
 TOKENS = (2, 4, 8, 16, 64, 256)
-MEMORY_BYTES = 64 * MiB  # beyond the caches
+MEMORY_BYTES = 64 * MiB  # beyond the caches, at least
+LEAST_BYTES = 4 * MiB  # of a small container: rather from the caches than not at all
+CACHES = 2  # times what the processor has
 REPEATS = 5
 HEAD_DIMS, GROUPS, USUAL = (64, 128, 256), (1, 4), (128, 4)
 F16 = KV_TYPES["f16"]
@@ -50,9 +56,11 @@ def measure_host(
             progress(what, done, steps)
         done += 1
 
-    with closing(Arena(MEMORY_BYTES)) as arena:
-        region = arena.take(MEMORY_BYTES)
-        ctypes.memset(region.address, 0, MEMORY_BYTES)
+    wanted = max(MEMORY_BYTES, CACHES * machine.cache_bytes(machine.Roots()))
+    size = max(LEAST_BYTES, min(wanted, default_budget(available_memory()) // 2))
+    with closing(Arena(size)) as arena:
+        region = arena.take(size)
+        ctypes.memset(region.address, 0, size)
         bench = Bench(context, region, REPEATS)
         kernels: dict[str, KernelRates] = {}
         memory, attention = _memory(bench), []
@@ -63,10 +71,12 @@ def measure_host(
             step("attention")
             attention.append(attention_rates(bench, head_dim, group, kind))
         step("the engine")
-        layer_s, sweep_s, row_s = engine_overhead(context)
-        glue = Glue(layer_s, sweep_s, row_s, **glue_rates(bench))
-        memory = max(memory, _memory(bench))  # what disturbed the first was something else's
-    kernels = {name: rates.at_most(memory) for name, rates in kernels.items()}
+        own = engine_overhead(context)
+        glue = Glue(replayed_tokens=MAX_RECORDED_TOKENS, **asdict(own), **glue_rates(bench))
+        # What disturbed the first measurement was something else's; a product that reads faster
+        # tells as much, as no weight comes from a cache.
+        products = (rates.bytes_per_s for rates in kernels.values())
+        memory = max(memory, _memory(bench), *products)
     return Host(memory, kernels, tuple(attention), glue)
 
 

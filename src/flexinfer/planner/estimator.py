@@ -152,7 +152,9 @@ def host_layer(
     Products: the larger of reading the weights once and of multiplying them with every token.
     Attention likewise, of reading the cache and of scores and sums.
     """
-    cost = Cost(host.glue.layer_s + _glue_s(spec, host, work))
+    glue = host.glue
+    own_s = glue.layer_s if work.rows <= glue.replayed_tokens else glue.called_layer_s
+    cost = Cost(own_s + _glue_s(spec, host, work))
     for tensor in tensors:
         cost += _host_product(tensor, host, work.rows)
     window = spec.layers[index].window_tokens

@@ -75,12 +75,15 @@ class AttentionRates:
 class Glue:
     """What a sweep takes besides products and attention.
 
-    A layer's and a sweep's own time (calls, norms of one token, sampling), seconds of an embedding
-    row, values/s of sampling, and for every further token those of norms, quantising, rope, writing
-    to the cache, and gated activations.
+    A layer's and a sweep's own time (calls, norms of one token; sweeps of more than
+    `replayed_tokens` tokens make their calls from Python, which takes longer), seconds of an
+    embedding row, values/s of sampling, and for every further token those of norms, quantising,
+    rope, writing to the cache, and gated activations.
     """
 
     layer_s: float = 0.0
+    called_layer_s: float = 0.0
+    replayed_tokens: int = 0
     sweep_s: float = 0.0
     row_s: float = 0.0
     sample_per_s: float = float("inf")

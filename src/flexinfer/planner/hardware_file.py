@@ -132,7 +132,9 @@ def _attention(table: Table) -> AttentionRates:
 
 def _glue(table: Table) -> Glue:
     default = asdict(Glue())
-    glue = Glue(**{name: table.rate(name, value, least=0.0) for name, value in default.items()})
+    replayed = int(table.rate("replayed_tokens", default.pop("replayed_tokens"), least=0.0))
+    seconds = {name: table.rate(name, value, least=0.0) for name, value in default.items()}
+    glue = Glue(replayed_tokens=replayed, **seconds)
     table.expect_none_left()
     return glue
 
