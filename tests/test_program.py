@@ -15,7 +15,7 @@ from flexinfer.executor.kv_cache import Sequence as CachedSequence
 from flexinfer.executor.model import Model, open_model
 from flexinfer.ops.base import Span
 
-TEXTS = [[(31 * i + 7 * text + 1) % VOCAB_SIZE for i in range(90)] for text in range(3)]
+TEXTS = [[(31 * i + 7 * text + 1) % VOCAB_SIZE for i in range(140)] for text in range(3)]
 # Everything that a layer may do: windows, caps and two norms more; norms of heads; biases; shared
 # scales; norms of whole rows and no window; no rope in every fourth layer.
 FAMILIES = ["gemma2", "gemma3", "qwen2", "qwen3", "granite", "olmo2", "smollm3", "phi3"]
@@ -36,7 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 def sweeps(llm: LLM, steps: Sequence[Sequence[Row]], silent: Sequence[int] = ()) -> np.ndarray:
     """The logits after each step, which advances some of the texts; none after a `silent` one."""
     executor = llm.session.executor
-    cached = [CachedSequence(llm.session.pools, 40) for _ in TEXTS]
+    cached = [CachedSequence(llm.session.pools, len(text)) for text in TEXTS]
     found = []
     for number, rows in enumerate(steps):
         tokens: list[int] = []
@@ -96,6 +96,12 @@ def test_the_same_bits_of_several_texts_in_a_sweep(model: Model) -> None:
     steps = [[(0, 5), (1, 7)], [(2, 16)], [(1, 1), (0, 1), (2, 1)], [(0, 1), (2, 2)], [(1, 3)]]
     with locking(model, 0.5, ctx=130) as llm:  # a page for each text
         both_ways(llm, steps)
+
+
+def test_the_same_bits_when_windows_have_given_pages_back(tmp_path: Path) -> None:
+    """A layer with a window then finds the third page where another has its first."""
+    with locking(opened(tmp_path, "gemma3"), 0.5, ctx=140) as llm:
+        both_ways(llm, [*[[(0, 32)]] * 3, [(0, 16)], [(0, 15)], [(0, 1)], [(0, 2)]])
 
 
 @pytest.mark.parametrize("prefetch", [True, False])
