@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from cli_tools import flexinfer
+from factory import make_gguf
 
+from flexinfer import LLM, SamplingParams
 from flexinfer.errors import OptionError
 from flexinfer.executor.device import open_device
 from flexinfer.planner.requested import requested
@@ -104,3 +106,16 @@ def test_a_run_on_two_processors_says_what_it_did(smollm_path: Path) -> None:
     assert 0 < answer["device_bytes"] <= answer["vram_bytes"] == 45 << 20
     assert answer["peak_rss_bytes"] <= 2 << 30
     assert "prefill split(2), decode split(1)" in done.stderr
+
+
+def test_left_to_itself_the_choice_is_one_that_fits(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    make_gguf(path, "llama", block_type="Q8_0", num_hidden_layers=2)
+    kinds = {"device": "cpu", "vram": "64MiB", "ram": "3GiB", "ctx": 64}
+    with LLM(path, **kinds) as chosen, LLM(path, **kinds, strategy="splitgen") as fixed:
+        params = SamplingParams(max_tokens=2, ignore_end=True)
+        assert len(chosen.generate([5, 6, 7], params).token_ids) == 2
+        static = fixed.plan.device
+        assert static is not None and static.decode.name == "gpu-offload"
+        assert len(static.locked_layers) == len(static.cached_layers) == 2
+        assert fixed.stats.predicted_tpot_s > 0

@@ -35,8 +35,9 @@ class LLM:
 
     `model` is a GGUF file; `ram` a size ("8GiB", bytes; default: what the machine can spare),
     `ctx` the tokens of context to reserve (default: as for a chat), `kv_type` what their keys and
-    values are rounded to: "f16", "f32" or "q8_0". Use it as a context manager, or close() it.
-    Threads may share it: `generate` and `chat` then wait for each other, streams take turns. A fork
+    values are rounded to: "f16", "f32" or "q8_0". With a `device` ("cuda") layers run there,
+    in `vram` of its memory, as `strategy` says. Use it as a context manager, or close() it. Threads
+    may share it: `generate` and `chat` then wait for each other, streams take turns. A fork
     of the process has to open its own. Raises FlexInferError subclasses.
     """
 
@@ -53,10 +54,28 @@ class LLM:
         prefetch_window: int | None = None,
         io_threads: int | None = None,
         force: bool = False,
+        device: str | None = None,
+        vram: str | int | None = None,
+        strategy: str | None = None,
+        prefill_strategy: str | None = None,
+        decode_strategy: str | None = None,
     ) -> None:
         opened = open_model(model)
         options = Options(
-            ram, ctx, threads, kv_type, policy, prefetch, prefetch_window, io_threads, force
+            ram,
+            ctx,
+            threads,
+            kv_type,
+            policy,
+            prefetch,
+            prefetch_window,
+            io_threads,
+            force,
+            device,
+            vram,
+            strategy,
+            prefill_strategy,
+            decode_strategy,
         )
         self._start(opened, plan_run(opened, options), None)
 
