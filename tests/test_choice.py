@@ -277,16 +277,20 @@ def test_tiers_count_what_the_plan_of_a_run_counts() -> None:
     st.integers(700, 3000),
     st.integers(1, 6),
     st.sampled_from(OBJECTIVES),
+    st.sampled_from([1e7, 1e9, 1e11]),
 )
 def test_nothing_is_passed_over_too_early(
-    prompt: int, new: int, vram_mib: int, sequences: int, objective: str
+    prompt: int, new: int, vram_mib: int, sequences: int, objective: str, link: float
 ) -> None:
     """Three layers: every split of both phases with what the device may hold, without a bound."""
     spec = replace(LLAMA.spec, layers=LLAMA.spec.layers[:3])
     matrices = tuple(m for m in LLAMA.weights.matrices if m.layer < 3)
     shape = replace(LLAMA, spec=spec, weights=replace(LLAMA.weights, matrices=matrices))
     load = Load(prompt, new, prompt + new, sequences)
-    choice = chooser(shape, PRESETS["laptop"], load, vram_bytes=vram_mib * MiB)
+    laptop = PRESETS["laptop"]
+    assert laptop.device
+    machine = replace(laptop, device=replace(laptop.device, to_device=Link(link)))
+    choice = chooser(shape, machine, load, vram_bytes=vram_mib * MiB)
     best = min(
         score(choice._evaluate("x", replace(option, prefill_layers=layers)), objective)
         for option in choice._decode_options()
