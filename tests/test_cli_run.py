@@ -31,6 +31,9 @@ NAMES = [
     "predicted_ttft_s",
     "predicted_tpot_s",
     "bound_tpot_s",
+    "link_bytes",
+    "device_bytes",
+    "vram_bytes",
     "finish_reason",
 ]
 BUDGET = 110 << 20  # a third of the weights stays
