@@ -91,7 +91,7 @@ def test_the_types_of_a_model_as_json_and_as_a_table(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "Q4_0: read" in done.stdout and "GOP/s int8" in done.stdout
     lines = [line.split() for line in done.stdout.splitlines()]
-    counts = [int(line[0]) for line in lines if len(line) == 11 and line[0].isdigit()]
+    counts = [int(line[0]) for line in lines if len(line) == 13 and line[0].isdigit()]
     assert counts == [*TOKENS] * len(found["types"])
 
 
