@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from machine import LLAMACPP, drop_caches, machine, memory_group, run_json
+from machine import LLAMACPP, forget, machine, memory_group, run_json
 
 DECODE_PROMPT_TOKENS = 16
 LIMITED_PROMPT_TOKENS = 2048
@@ -97,13 +97,13 @@ def first_token_limited(path: Path, python: str, threads: int, percent: int, rou
     theirs = [python, LLAMACPP, str(path), "--no-repack"]
     flexinfer, llamacpp = [], []
     for _ in range(rounds):
-        drop_caches()
+        forget(path)
         with memory_group(limit) as group:
             run = run_json([*ours, f"--ram={limit}", *common], group)["runs"][0]
         if run["sweeps"] != 1:
             print(f"FlexInfer took {run['sweeps']} sweeps", file=sys.stderr)
         flexinfer.append(1 / run["ttft_s"])
-        drop_caches()
+        forget(path)
         with memory_group(limit) as group:
             llamacpp.append(1 / run_json([*theirs, *common], group)["ttft_s"][0])
     name = f"first token of {LIMITED_PROMPT_TOKENS:,} at {percent} %"
