@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 NATIVE := CMakeLists.txt $(wildcard csrc/*)
 
 # Of the demo model's 92 MiB of weights, Python, the tokenizer and the caches leave room for a third here.
-DEMO_RAM := 110MiB
+DEMO_RAM := 120MiB
 DEMO_PROMPT := What is gravity?
 
 .PHONY: help demo test sanitize check format bench models clean
