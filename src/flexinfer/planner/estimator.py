@@ -101,7 +101,9 @@ def estimate_sweep(
         seconds = cost.total_s + total / disk.at(1)
     else:
         seconds = sweep_seconds([stage.total_s for stage in stages], streamed, disk, ring)
-    return SweepEstimate(cost, total / disk.bytes_per_s, seconds)
+    disk_s = total / disk.bytes_per_s
+    # Summed slot by slot, rounding could leave it a hair below the physical limit.
+    return SweepEstimate(cost, disk_s, max(seconds, cost.total_s, disk_s))
 
 
 def streamed_costs(spec: ModelSpec, placement: Placement, host: Host, work: Work) -> list[Cost]:
