@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flexinfer.errors import FormatError
-from flexinfer.executor.sampler import Sampler, SamplingParams
+from flexinfer.executor.sampler import Sampler, SamplingParams, nucleus
 
 DRAWS = 20_000
 
@@ -73,6 +73,24 @@ def test_the_fewest_tokens_that_make_up_p_are_kept(top_p: float, kept: int) -> N
     logits = np.log(np.array([0.2, 0.4, 0.1, 0.3], np.float32))
     sampler = Sampler(SamplingParams(temperature=1.0, top_p=top_p, seed=3), 4)
     assert {sampler.sample(logits) for _ in range(500)} == set([1, 3, 0, 2][:kept])
+
+
+@settings(max_examples=60)
+@given(
+    size=st.sampled_from([1, 7, 500, 20_000]),
+    spread=st.sampled_from([0.0, 0.01, 1.0, 3.0, 8.0, 60.0]),
+    top_p=st.floats(1e-9, 1, exclude_max=True),
+    seed=st.integers(0, 99),
+)
+def test_the_nucleus_is_that_of_sorting_everything(
+    size: int, spread: float, top_p: float, seed: int
+) -> None:
+    logits = np.round(np.random.default_rng(seed).normal(0, spread, size), 2)  # some are equal
+    weights = np.exp(logits - logits.max())
+    weights /= weights.sum()
+    order = np.argsort(-weights, kind="stable")
+    before = np.cumsum(weights[order]) - weights[order]
+    assert nucleus(weights, top_p).tolist() == order[before < top_p].tolist()
 
 
 def test_padding_of_the_vocabulary_is_never_chosen() -> None:

@@ -83,6 +83,23 @@ def not_finite(value: float) -> FormatError:
     )
 
 
+def nucleus(weights: Array, top_p: float) -> Array:
+    """The fewest of the likeliest ids whose weights reach `top_p`, likeliest first.
+
+    Only what exceeds a threshold is sorted; the threshold falls until enough does. The same, bit
+    for bit, as sorting all of them.
+    """
+    threshold = weights.max() / 16
+    while True:
+        likely = np.flatnonzero(weights >= threshold)
+        order = likely[np.argsort(-weights[likely], kind="stable")]
+        before = np.cumsum(weights[order]) - weights[order]
+        kept = order[before < top_p]  # the most probable always stays
+        if len(kept) < len(likely) or len(likely) == len(weights):
+            return kept
+        threshold = threshold / 16 if len(likely) < len(weights) / 8 else 0.0
+
+
 class Sampler:
     """Samples for one request, whose prompt and choices so far the penalties are for.
 
@@ -138,9 +155,7 @@ class Sampler:
             weights = np.exp(below / params.temperature)
         weights /= weights.sum()
         if params.top_p < 1:
-            order = np.argsort(-weights, kind="stable")
-            before = np.cumsum(weights[order]) - weights[order]
-            kept = order[before < params.top_p]  # the most probable always stays
+            kept = nucleus(weights, params.top_p)
             weights = weights[kept] / weights[kept].sum()
             ids = kept if ids is None else ids[kept]
         if params.min_p > 0:
