@@ -16,10 +16,10 @@ NATIVE := CMakeLists.txt $(wildcard csrc/*)
 DEMO_RAM := 120MiB
 DEMO_PROMPT := What is gravity?
 
-.PHONY: help demo test sanitize check format bench models clean
+.PHONY: help demo test sanitize check format bench gpu-check models clean
 
 help: ## List the targets
-	@sed -nE 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 16
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 16
 
 demo: $(VENV)/package ## Ask a small model a question with less than half of it in memory
 	@$(BIN)/python scripts/fetch_models.py smollm
@@ -53,6 +53,10 @@ format: $(VENV)/checkers ## Put the format right, and what lint can mend
 bench: $(VENV)/package models ## Speed at several budgets, measured beside predicted
 	$(BIN)/flexinfer bench models/SmolLM2-135M-Instruct.Q4_1.gguf --ram 120MiB --ram 150MiB --ram 250MiB
 	$(BIN)/flexinfer bench models/gemma-3-270m-q4_k_m.gguf --ram 200MiB --ram 300MiB --ram 500MiB
+
+# With the Python, the torch and the build tools of the GPU's machine: nothing is downloaded.
+gpu-check: ## Check on a CUDA GPU: right, how fast, within its memory (GPU_CHECK="--json FILE …")
+	$(PYTHON) scripts/gpu_check $(if $(GPU_CHECK_WHEEL),--wheel $(GPU_CHECK_WHEEL)) $(GPU_CHECK)
 
 models: $(VENV)/tools ## Fetch the two small real models that the tests use
 	@$(BIN)/python scripts/fetch_models.py

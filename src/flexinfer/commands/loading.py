@@ -46,6 +46,8 @@ def load(model: Model, planned: Planned, console: Console) -> LLM:
     console.clear()
     if not llm.session.pinned:
         console.warn("not pinned: RLIMIT_MEMLOCK is too low, so the system may swap weights out")
+    if not llm.session.page_locked:
+        console.warn("the device's driver does not pin host memory: copies to it will be slower")
     if not llm.session.direct:
         console.warn(
             "direct reads are refused here: reading through the page cache, which is slower"

@@ -79,6 +79,7 @@ class Session:
         self._stream: Prefetcher | SerialStream | None = None
         self._pipeline: Pipeline | None = None  # with a device
         self._arena: Arena | None = None
+        self._page_locked_for: OpenDevice | None = None
         self._engine: Engine | None = None
         self._embedding = EmbeddingRows(model.weights.embedding)
         try:
@@ -130,6 +131,8 @@ class Session:
                 spec, model.weights, vectors, plan.placement, addresses, self._readers, ring,
                 cache, self._embedding, plan.kv_type, plan.prefetch,
             )  # fmt: skip
+            if device.page_lock(arena.address, arena.used_bytes):  # once, all that it copies from
+                self._page_locked_for = device
             builder = DeviceBuilder(device, plan.device, parts)  # its weights go through the ring
         every = range(len(plan.placement.requests))
         if builder is not None:
@@ -214,6 +217,11 @@ class Session:
         return self._pipeline.moved_bytes if self._pipeline else 0
 
     @property
+    def page_locked(self) -> bool:
+        """Whether the device, if there is one, copies from host memory directly."""
+        return self.plan.device is None or self._page_locked_for is not None
+
+    @property
     def direct(self) -> bool:
         return all(reader.direct for reader in self._readers.values())
 
@@ -246,6 +254,9 @@ class Session:
         self._engine = None  # with these two go the arrays that lie in the arena
         self.__dict__.pop("executor", None)
         self._pipeline = None
+        if self._page_locked_for is not None and self._arena is not None:
+            self._page_locked_for.page_unlock(self._arena.address)
+            self._page_locked_for = None
         if self._arena is not None:
             with suppress(BufferError):  # a traceback may hold an array; it is freed with that then
                 self._arena.close()

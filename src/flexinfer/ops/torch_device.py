@@ -3,6 +3,7 @@ memory is the host's.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -52,6 +53,24 @@ class TorchDevice:
     def arena(self, size_bytes: int) -> DeviceArena:
         return DeviceArena(self._device, size_bytes)
 
+    def page_lock(self, address: int, size_bytes: int) -> bool:
+        """Let the driver copy from this host memory directly: a copy from any other goes through
+        the driver's own staging, and its caller waits. False where the driver refuses.
+        """
+        if self.stand_in:
+            return True
+        with torch.cuda.device(self._device):
+            error = int(torch.cuda.cudart().cudaHostRegister(address, size_bytes, 0))
+            if error:
+                with suppress(RuntimeError):  # the refusal would be raised by the next launch
+                    torch.zeros(1, device=self._device)
+        return not error
+
+    def page_unlock(self, address: int) -> None:
+        """Before what `page_lock` took is given back; nothing may be copied from it any more."""
+        if not self.stand_in:
+            torch.cuda.cudart().cudaHostUnregister(address)
+
     def synchronise(self) -> None:
         if not self.stand_in:
             torch.cuda.synchronize(self._device)
@@ -79,7 +98,8 @@ class TorchDevice:
         embedding: Rows | None,
         stream: Stream | None,
     ) -> TorchOps:
-        matmul: Any = torch.float32 if self.stand_in else torch.bfloat16
+        exact = self.stand_in or self._activations == "int8"  # to be compared with the host
+        matmul: Any = torch.float32 if exact else torch.bfloat16
         return TorchOps(
             self._device,
             spec,

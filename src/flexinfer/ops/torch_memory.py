@@ -96,7 +96,7 @@ class DeviceArena:
         """What was asked of the device so far is all that reads the slot at this address."""
         if self._copies is not None:
             event = torch.cuda.Event()
-            event.record()
+            event.record(torch.cuda.current_stream(self._bytes.device))
             self._read_until[address] = event
 
 
