@@ -1,5 +1,7 @@
 """Whole models on a host and a device (the torch CPU stands in): every strategy and budget."""
 
+import copy
+import ctypes
 import itertools
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from flexinfer.errors import BudgetError
 from flexinfer.executor.kv_cache import Sequence
 from flexinfer.executor.model import Model, open_model
 from flexinfer.ops.base import Span
+from flexinfer.ops.torch_device import TorchDevice
 from flexinfer.planner.device import PhaseName
 
 PROMPT = [1] + [(37 * i * i + 11 * i + 5) % 300 + 3 for i in range(29)]
@@ -168,6 +171,64 @@ def test_device_memory_stays_below_what_is_planned(bench: Bench) -> None:
         with MemoryMeter() as meter, bench.run(device, 0.5) as llm:
             forced(llm)
         assert 0.5 * device.total_bytes < meter.peak_bytes <= device.total_bytes
+
+
+class Recording(TorchDevice):
+    """Says what is page-locked; `grants` says whether it may be."""
+
+    def __init__(self, grants: bool) -> None:
+        super().__init__("cpu", "int8")
+        self.grants = grants
+        self.locked: dict[int, int] = {}
+
+    def page_lock(self, address: int, size_bytes: int) -> bool:
+        if self.grants:
+            self.locked[address] = size_bytes
+        return self.grants
+
+    def page_unlock(self, address: int) -> None:
+        ctypes.string_at(address, self.locked.pop(address))  # still mapped
+
+
+@pytest.mark.parametrize("grants", [True, False])
+def test_what_goes_over_the_link_is_page_locked_for_as_long(bench: Bench, grants: bool) -> None:
+    both = [bench.split(n) for n in (2, 1)]
+    device = Recording(grants)
+    opened = copy.copy(bench)
+    opened.opened = device
+    with bench.run(bench.tightest(*both), 0.5) as llm:
+        expected = forced(llm)
+    with opened.run(bench.tightest(*both), 0.5) as llm:
+        assert llm.session.page_locked == grants
+        locked = range(0)
+        for address, size_bytes in device.locked.items():
+            locked = range(address, address + size_bytes)
+        pieces = [
+            (transfer.address, transfer.size_bytes)
+            for streams in llm.session._pipeline._phases.values()
+            for transfer in streams.transfers
+            if transfer.request is None
+        ]
+        assert pieces
+        assert all(at in locked and at + n - 1 in locked for at, n in pieces) == grants
+        assert np.array_equal(forced(llm), expected)
+    assert not device.locked
+
+
+def test_a_run_that_cannot_be_loaded_page_locks_nothing(bench: Bench) -> None:
+    device = Recording(True)
+    opened = copy.copy(bench)
+    opened.opened = device
+    whole = bench.split(3)
+
+    def no_arena(size_bytes: int) -> None:
+        assert device.locked
+        raise BudgetError("none", "of that")
+
+    device.arena = no_arena
+    with pytest.raises(BudgetError), opened.run(bench.device_plan(whole, whole)):
+        pass
+    assert not device.locked
 
 
 def test_too_little_device_memory_is_refused_with_its_parts(bench: Bench) -> None:

@@ -26,6 +26,7 @@ from stages import Outcome, Row, Runner
 ROOT = Path(__file__).parent.parent.parent
 PACKAGE = ROOT / "build" / "gpu-check"
 AGREEMENT_LIMIT_S, SPEED_LIMIT_S, OFFLOAD_LIMIT_S, OTHER_LIMIT_S = 150, 60, 90, 60
+LOST_DEVICE = 3  # exit code of the agreement's child after a row that failed by it
 
 
 def parse() -> argparse.Namespace:
@@ -62,7 +63,10 @@ def parse() -> argparse.Namespace:
         "--offload-layers", type=int, default=8, help="of the model beside accelerate"
     )
     check.add_argument("--offload-vram", default="768MiB", help="there (768MiB)")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.new_tokens < 2:
+        parser.error("--new-tokens must be 2 or more: a time per token needs two")
+    return args
 
 
 class Check:
@@ -89,7 +93,7 @@ class Check:
             )
             self._done(_of_types(outcome))
             rows += outcome.rows
-            if outcome.ok or not outcome.rows or "error" not in outcome.rows[-1]:
+            if outcome.code != LOST_DEVICE:
                 return rows
             after = ["--after", outcome.rows[-1]["type"]]
 

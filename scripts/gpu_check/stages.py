@@ -29,6 +29,7 @@ class Outcome:
     rows: tuple[Row, ...] = ()
     error: str | None = None
     note: str = ""
+    code: int | None = None  # the child's; None where it was ended
 
     @property
     def ok(self) -> bool:
@@ -83,7 +84,7 @@ class Runner:
             error = f"ended with {_ending(code)}: {_last_words(err)}"
         elif errors := [row["error"] for row in rows if "error" in row]:
             error = "; ".join(errors)
-        return Outcome(name, seconds, rows, error)
+        return Outcome(name, seconds, rows, error, code=code)
 
 
 def _rows(text: str) -> list[Row]:
