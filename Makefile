@@ -19,7 +19,7 @@ DEMO_PROMPT := What is gravity?
 .PHONY: help demo test sanitize check format bench gpu-check models clean
 
 help: ## List the targets
-	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 16
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 19
 
 demo: $(VENV)/package ## Ask a small model a question with less than half of it in memory
 	@$(BIN)/python scripts/fetch_models.py smollm

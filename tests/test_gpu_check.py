@@ -1,5 +1,7 @@
 """scripts/gpu_check, with the CPU standing in for a device: what it reports, and how it fails."""
 
+import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -58,7 +60,7 @@ def test_every_stage_reports_on_the_stand_in(tmp_path: Path) -> None:
     assert code == 0 and found["ok"], text
     assert {stage["name"] for stage in found["stages"]} == {
         *("machine", "agreement", "rates", "speed model", "cpu", "flexgen", "split:1"),
-        *("model beside accelerate", "gpu-offload") * bool(found["offload"]),
+        *("model beside accelerate", "ours beside accelerate") * bool(found["offload"]),
         "accelerate",
     }
     assert found["machine"]["torch"] in text and found["commit"] in text
@@ -94,6 +96,39 @@ def test_an_absent_device_is_one_error(tmp_path: Path) -> None:
     code, _, found = gpu_check(tmp_path, "--device", "cuda:7")
     assert code == 1 and not found["ok"] and "agreement" not in found
     assert "cuda:7" in found["stages"][0]["error"]
+
+
+class Scripted:
+    """A runner whose children end as they are told to."""
+
+    def __init__(self, outcomes: list[Any]) -> None:
+        self.outcomes = outcomes
+        self.calls: list[list[str]] = []
+
+    def script(self, name: str, script: str, arguments: list[object], limit_s: float) -> Any:
+        self.calls.append([str(a) for a in arguments])
+        return self.outcomes.pop(0)
+
+
+def test_after_a_lost_device_the_other_types_are_tried(part: Any, tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("gpu_check_main", SCRIPT / "__main__.py")
+    main = importlib.util.module_from_spec(spec)
+    outcome = part("stages").Outcome
+    spec.loader.exec_module(main)
+    lost = [{"type": "F32", "runs": 27}, {"type": "F16", "error": "CUDA error: …"}]
+    rest = [{"type": "Q4_0", "runs": 27}]
+    runner = Scripted(
+        [
+            outcome("agreement", 1.0, tuple(lost), "ended with exit code 3", code=3),
+            outcome("agreement", 1.0, tuple(rest), code=0),
+        ]
+    )
+    args = argparse.Namespace(device="cuda", types=None, tolerance_factor=1.0)
+    check = main.Check(args, runner, tmp_path)
+    assert check.agreement() == lost + rest
+    assert "--after" not in runner.calls[0] and runner.calls[1][-2:] == ["--after", "F16"]
+    first, second = check.outcomes
+    assert not first.ok and "F16: CUDA error" in first.error and second.ok
 
 
 def test_a_child_that_hangs_is_ended_and_what_it_said_is_kept(part: Any, tmp_path: Path) -> None:

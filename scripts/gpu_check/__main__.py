@@ -57,7 +57,7 @@ def parse() -> argparse.Namespace:
         default=["cpu", "gpu-offload", "flexgen", "splitgen", "split:16", "auto"],
     )
     check.add_argument("--prompt-tokens", type=int, default=512)
-    check.add_argument("--new-tokens", type=int, default=16)
+    check.add_argument("--new-tokens", type=int, default=8)
     check.add_argument("--no-profile", action="store_true", help="predict from a short look only")
     check.add_argument(
         "--offload-layers", type=int, default=8, help="of the model beside accelerate"
@@ -111,7 +111,8 @@ class Check:
             return []
         if not self._args.no_profile:
             self._command("profile", ["-m", "flexinfer", "profile", str(path), "--json"])
-        found = [(name, self._timed(path, name, self._args.vram)) for name in self._args.strategies]
+        vram = self._args.vram
+        found = [(name, self._timed(name, path, name, vram)) for name in self._args.strategies]
         path.unlink()
         return found
 
@@ -124,8 +125,9 @@ class Check:
         path = self._model("model beside accelerate", "offload.gguf", self._args.offload_layers)
         if path is None:
             return []
-        ours = self._timed(path, "gpu-offload", self._args.offload_vram)
-        arguments = [path, *self._device, "--vram", self._args.offload_vram, *self._tokens]
+        vram = self._args.offload_vram
+        ours = self._timed("ours beside accelerate", path, "gpu-offload", vram)
+        arguments = [path, *self._device, "--vram", vram, *self._tokens]
         outcome = self._script("accelerate", "offload.py", arguments, OFFLOAD_LIMIT_S)
         path.unlink()
         theirs = outcome.rows[0] if outcome.rows else {}
@@ -142,12 +144,12 @@ class Check:
         self._done(outcome)
         return path if outcome.ok else None
 
-    def _timed(self, path: Path, strategy: str, vram: str) -> Row:
+    def _timed(self, name: str, path: Path, strategy: str, vram: str) -> Row:
         """A strategy's row, held against its device budget."""
         arguments = [path, *self._device, "--vram", vram, *self._tokens]
         arguments += ["--strategy", strategy]
         arguments += ["--ram", self._args.ram] if self._args.ram else []
-        outcome = self._runner.script(strategy, "speed.py", arguments, SPEED_LIMIT_S)
+        outcome = self._runner.script(name, "speed.py", arguments, SPEED_LIMIT_S)
         row = outcome.rows[0] if outcome.rows else {}
         if outcome.ok:
             used = row.get("peak_device_bytes") or 0

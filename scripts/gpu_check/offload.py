@@ -101,6 +101,7 @@ def offloaded(built: Any, device: str, vram_bytes: int) -> tuple[Any, int]:
     if target.type == "cpu":
         return accelerate.cpu_offload(built, execution_device=target), 0
     index = target.index or 0
+    target = torch.device(target.type, index)
     placed = accelerate.infer_auto_device_map(
         built,
         max_memory={index: vram_bytes, "cpu": HOST_BYTES},

@@ -43,6 +43,7 @@ class Runner:
         self._folder = folder
         self._ends = time.monotonic() + limit_s
         self._environment = os.environ | {"XDG_CACHE_HOME": str(folder), "PYTHONUNBUFFERED": "1"}
+        self._environment.pop("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", None)  # some containers set it
         if package is not None:
             paths = [str(package), os.environ.get("PYTHONPATH", "")]
             self._environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))

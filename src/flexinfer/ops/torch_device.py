@@ -51,6 +51,8 @@ class TorchDevice:
         return None if self.stand_in else int(torch.cuda.mem_get_info(self._device)[0])
 
     def arena(self, size_bytes: int) -> DeviceArena:
+        if not self.stand_in:
+            torch.cuda.empty_cache()  # what a probe or an earlier run left is in no budget
         return DeviceArena(self._device, size_bytes)
 
     def page_lock(self, address: int, size_bytes: int) -> bool:
