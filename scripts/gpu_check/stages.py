@@ -117,5 +117,6 @@ def _ending(code: int) -> str:
 
 
 def _last_words(path: Path) -> str:
+    """The last line, which says what it was, then those before it."""
     lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-    return "\n".join(lines[-SHOWN_LINES:]) or "nothing was said"
+    return "\n".join([*lines[-1:], *lines[-SHOWN_LINES:-1]]) or "nothing was said"
