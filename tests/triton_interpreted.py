@@ -20,7 +20,7 @@ from flexinfer import _kernels
 from flexinfer.executor.model import open_model
 from flexinfer.formats.checkpoint import TensorInfo
 from flexinfer.formats.quants import BLOCK_TYPES
-from flexinfer.ops.base import Epilogue, Input
+from flexinfer.ops.base import BoundMatrix, Epilogue, Input
 from flexinfer.ops.torch import DeviceCache, TorchOps
 from flexinfer.ops.torch_device import TorchDevice
 from flexinfer.ops.torch_memory import DeviceArena
@@ -59,11 +59,12 @@ def rows_of(w: Matrix, first: int, last: int) -> Matrix:
     return Matrix(w.type_id, last - first, w.columns, w.data[first:last].copy())
 
 
-def fused_ops(w: Matrix, locked_rows: int, matmul: torch.dtype = torch.float32):
+def torch_ops(w: Matrix, locked_rows: int, fused: bool = True) -> tuple[TorchOps, BoundMatrix]:
+    """Ops with the matrix's first rows locked, in interleaved form, and the rest as in the file."""
     arena = DeviceArena(CPU, 1 << 21)
     matrix, stream = device_matrix(w, arena, locked_rows)
-    fused = FusedProducts(matmul)
-    ops = TorchOps(CPU, SPEC, arena, DeviceCache((), ()), None, stream, matmul=matmul, fused=fused)
+    products = FusedProducts(torch.float32) if fused else None
+    ops = TorchOps(CPU, SPEC, arena, DeviceCache((), ()), None, stream, fused=products)
     return ops, matrix
 
 
@@ -122,12 +123,11 @@ def test_epilogues_are_the_plain_path_s(epilogue: Epilogue, tokens: int) -> None
     before = torch.from_numpy(activations(tokens, ROWS, seed=5))
     results = []
     for locked_rows in (0, 32, ROWS):
-        fused, matrix = fused_ops(w, locked_rows)
+        fused, matrix = torch_ops(w, locked_rows)
         out = before.clone()
         fused.linear(matrix, Input(x, None), out, epilogue, bias)
         results.append(out.numpy())
-    plain, matrix = fused_ops(w, 32)
-    plain._fused = None
+    plain, matrix = torch_ops(w, 32, fused=False)
     expected = before.clone()
     plain.linear(matrix, Input(x, None), expected, epilogue, bias)
     np.testing.assert_allclose(results[0], expected, rtol=1e-4, atol=1e-5)
@@ -137,11 +137,11 @@ def test_epilogues_are_the_plain_path_s(epilogue: Epilogue, tokens: int) -> None
 
 def test_slabs_are_the_product_in_parts() -> None:
     w, x = Matrix.random(TYPES[0], 103, 256), activations(300, 256)
-    ops, matrix = fused_ops(w, 48)
+    ops, matrix = torch_ops(w, 48)
     whole = torch.empty(300, 103)
     ops.linear(matrix, Input(torch.from_numpy(x), None), whole)
     out, got = np.empty((300, 40), np.float32), np.full((300, 103), np.nan, np.float32)
-    ops, matrix = fused_ops(w, 48)
+    ops, matrix = torch_ops(w, 48)
     for row, values in ops.slabs(matrix, Input(torch.from_numpy(x), None), out):
         got[:, row : row + values.shape[1]] = values
     assert_same_bits(got, whole.numpy())
@@ -164,7 +164,7 @@ def test_int8_activations_take_the_plain_path() -> None:
 
 def test_computing_takes_no_more_memory_than_is_planned_for() -> None:
     w, x = Matrix.random(Q4_K, 80, 512), torch.from_numpy(activations(300, 512))
-    ops, matrix = fused_ops(w, 32)
+    ops, matrix = torch_ops(w, 32)
     out = torch.zeros(300, 80)
     with MemoryMeter() as meter:
         ops.linear(matrix, Input(x, None), out, Epilogue.SILU_MUL)
