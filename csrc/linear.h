@@ -14,14 +14,16 @@ namespace flexinfer {
 constexpr int64_t kGroupRows = 16;
 constexpr int64_t kActivationValues = 32;
 
-// 32 activations: value[i] = scale · q[i]. The sums, stored negated, fold weight offsets and minima in exactly; in two
-// parts, as the halves of a dword of products have them: those of the first and second of every four q, and of the others.
+// 32 activations: value[i] = scale · q[i]. The sums, stored negated, fold weight offsets in exactly; in two parts, as the
+// halves of a dword of products have them: those of the first and second of every four q, and of the others. Minima take
+// the scaled one.
 struct ActivationBlock {
   int8_t q[kActivationValues];
   float scale;
+  float minus_scaled_sum;   // scale · −Σ q
   int16_t minus_sum[3][2];  // of q[0..15], q[16..31], and all
 };
-static_assert(sizeof(ActivationBlock) == 48);
+static_assert(sizeof(ActivationBlock) == 52);
 
 enum class Epilogue : int { kStore = 0, kAdd = 1, kSiluMul = 2, kGeluMul = 3 };
 

@@ -184,7 +184,7 @@ static void linear_tile(const LinearJob& job, int64_t first_group, int64_t group
                         const Scratch& scratch) {
   std::memset(scratch.sums, 0, sizeof(float) * static_cast<size_t>(groups * tokens * kLanes));
   const int64_t row_bytes = job.columns / Type::kColumns * Type::kBytes, row = first_group * kGroupRows;
-  const int64_t step = tokens == 1 && job.interleaved && !kRounds<Type> ? job.columns : kChunkColumns<Type>;
+  const int64_t step = tokens <= kMaxTile && job.interleaved && !kRounds<Type> ? job.columns : kChunkColumns<Type>;
   for (int64_t column = 0; column < job.columns; column += step) {
     const int64_t blocks = (job.columns - column < step ? job.columns - column : step) / Type::kColumns;
     const int64_t start = column / Type::kColumns * Type::kBytes;

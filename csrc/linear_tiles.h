@@ -1,4 +1,7 @@
 // The innermost products: blocks of one or two groups with the activations of a few tokens, sums in registers.
+//
+// Of a block of 256 with sub-scales, whose d and dmin are common, the eight parts are added up first, without them; each is
+// then multiplied in once.
 #pragma once
 
 #include "blocks.h"
@@ -6,12 +9,15 @@
 
 namespace flexinfer::FI_NS {
 
+template <class Type>
+constexpr int kBlockParts = Type::kColumns / kActivationValues;
+
 // Scales as the products take them.
 template <class Type>
 static FI_INLINE void prepare(Scales& scales) {
   for (int sub = 0; sub < Type::kSubs; ++sub) {
     scales.s[sub] = as_factor(scales.s[sub]);
-    if constexpr (Type::kMinima) scales.m[sub] = twice16(scales.m[sub]);
+    if constexpr (Type::kMinima) scales.m[sub] = Type::kSubs == 2 ? twice16(scales.m[sub]) : as_i32(to_f32(scales.m[sub]));
   }
 }
 
@@ -52,15 +58,24 @@ static FI_INLINE void accumulate_part(const i32x16* const* w, const Scales* scal
     const ActivationBlock* const token = at[i % kTokens];
     const Scales& group = scales[i / kTokens];
     const f32x16 scale = set1(token->scale);
-    acc[i] = fma(to_f32(sums[i]), mul(group.d, scale), acc[i]);
-    if constexpr (Type::kMinima) {
-      const auto minus = [&](i32x16 m, int which) { return madd16(m, broadcast32(token->minus_sum[which])); };
-      i32x16 all;
-      if constexpr (Type::kSubs == 2)
-        all = add(minus(group.m[0], 0), minus(group.m[1], 1));
-      else
-        all = minus(Type::kSubs == 1 ? group.m[0] : twice16(set1_i32(1)), 2);
-      acc[i] = fma(to_f32(all), mul(group.dmin, scale), acc[i]);
+    acc[i] = fma(to_f32(sums[i]), Type::kSubs ? scale : mul(group.d, scale), acc[i]);
+    if constexpr (Type::kMinima && !Type::kSubs) acc[i] = fma(group.dmin, set1(token->minus_scaled_sum), acc[i]);
+  }
+}
+
+// The minima of one part, where it has some of its own.
+template <class Type, int kGroups, int kTokens>
+static FI_INLINE void accumulate_minima(const Scales* scales, const uint8_t* x, int64_t x_stride, f32x16* acc) {
+  FI_UNROLL
+  for (int i = 0; i < kGroups * kTokens; ++i) {
+    const auto* const token = reinterpret_cast<const ActivationBlock*>(x + i % kTokens * x_stride);
+    const Scales& group = scales[i / kTokens];
+    if constexpr (Type::kSubs == 1) {
+      acc[i] = fma(as_f32(group.m[0]), set1(token->minus_scaled_sum), acc[i]);
+    } else {
+      const i32x16 all =
+          add(madd16(group.m[0], broadcast32(token->minus_sum[0])), madd16(group.m[1], broadcast32(token->minus_sum[1])));
+      acc[i] = fma(to_f32(all), set1(token->scale), acc[i]);
     }
   }
 }
@@ -79,7 +94,7 @@ static FI_INLINE void accumulate_span(const uint8_t* block, int span, const type
   i32x16 w[8];
   const i32x16* const from = w;
   Scales scales;
-  prefetch_part<Type, Part>(block, span);
+  if constexpr (kTokens >= kPrefetchTokens) prefetch_part<Type, Part>(block, span);
   Type::template unpack<Part>(block, span, w);
   Type::template scales<Part>(header, scales);
   prepare<Type>(scales);
@@ -88,19 +103,55 @@ static FI_INLINE void accumulate_span(const uint8_t* block, int span, const type
     accumulate_span<Type, kTokens, Part + 1>(block, span, header, x, x_stride, acc);
 }
 
+template <class Type, int kTokens, int Part = 0>
+static FI_INLINE void accumulate_span_minima(const typename Type::Header& header, const uint8_t* x, int64_t x_stride,
+                                             f32x16 acc[kTokens]) {
+  Scales scales;
+  Type::template scales<Part>(header, scales);
+  prepare<Type>(scales);
+  accumulate_minima<Type, 1, kTokens>(&scales, x + Part * sizeof(ActivationBlock), x_stride, acc);
+  if constexpr ((Part + 1) * kActivationValues < Type::kSpan)
+    accumulate_span_minima<Type, kTokens, Part + 1>(header, x, x_stride, acc);
+}
+
+// Calls f(acc), which adds a block's parts to zeros, and adds factor times what comes of it to sums.
+template <int kTokens, class F>
+static FI_INLINE void add_block(f32x16 factor, float* sums, const F& f) {
+  f32x16 acc[kTokens];
+  FI_UNROLL
+  for (int t = 0; t < kTokens; ++t) acc[t] = set1(0.0f);
+  f(acc);
+  FI_UNROLL
+  for (int t = 0; t < kTokens; ++t) store(sums + kLanes * t, fma(acc[t], factor, load(sums + kLanes * t)));
+}
+
 // Adds `blocks` interleaved blocks of one group to sums[token][16].
 template <class Type, int kTokens>
 static void accumulate_blocks(const uint8_t* block, int64_t blocks, const uint8_t* x, int64_t x_stride, float* sums) {
-  f32x16 acc[kTokens];
-  FI_UNROLL
-  for (int t = 0; t < kTokens; ++t) acc[t] = load(sums + kLanes * t);
-  for (; blocks > 0; --blocks, block += kGroupRows * Type::kBytes)
-    for (int span = 0; span < Type::kColumns / Type::kSpan; ++span) {
-      accumulate_span<Type, kTokens>(block, span, Type::header(block, span), x, x_stride, acc);
-      x += Type::kSpan / kActivationValues * sizeof(ActivationBlock);
+  constexpr int kSpans = Type::kColumns / Type::kSpan;
+  constexpr size_t kSpanBytes = Type::kSpan / kActivationValues * sizeof(ActivationBlock);
+  if constexpr (Type::kSubs) {
+    for (; blocks > 0; --blocks, block += kGroupRows * Type::kBytes, x += kSpans * kSpanBytes) {
+      const typename Type::Header both = Type::header(block, 0);
+      add_block<kTokens>(both.d, sums, [&](f32x16* acc) {
+        for (int span = 0; span < kSpans; ++span)
+          accumulate_span<Type, kTokens>(block, span, Type::header(block, span), x + span * kSpanBytes, x_stride, acc);
+      });
+      if constexpr (Type::kMinima)
+        add_block<kTokens>(both.dmin, sums, [&](f32x16* acc) {
+          for (int span = 0; span < kSpans; ++span)
+            accumulate_span_minima<Type, kTokens>(Type::header(block, span), x + span * kSpanBytes, x_stride, acc);
+        });
     }
-  FI_UNROLL
-  for (int t = 0; t < kTokens; ++t) store(sums + kLanes * t, acc[t]);
+  } else {
+    f32x16 acc[kTokens];
+    FI_UNROLL
+    for (int t = 0; t < kTokens; ++t) acc[t] = load(sums + kLanes * t);
+    for (; blocks > 0; --blocks, block += kGroupRows * Type::kBytes, x += kSpanBytes)
+      accumulate_span<Type, kTokens>(block, 0, Type::header(block, 0), x, x_stride, acc);
+    FI_UNROLL
+    for (int t = 0; t < kTokens; ++t) store(sums + kLanes * t, acc[t]);
+  }
 }
 
 // Columns of floats, one fma each; in pairs the second column first, as processors' bfloat16 products have it. Sums are
@@ -124,7 +175,7 @@ static void accumulate_floats(const uint8_t* column, int64_t group_stride, int64
     }
   };
   for (; columns >= 2; columns -= 2, column += 2 * kColumnBytes, x += 2 * sizeof(float)) {
-    if constexpr (Type::kStreams) {
+    if constexpr (Type::kStreams && kTokens >= kPrefetchTokens) {
       FI_UNROLL
       for (int g = 0; g < kGroups; ++g) prefetch_stream(column + g * group_stride, 2 * kColumnBytes);
     }
@@ -138,7 +189,7 @@ static void accumulate_floats(const uint8_t* column, int64_t group_stride, int64
 
 // The unpacked form, for many tokens: of each part its eight vectors of weights and its scales; of floats, float32.
 template <class Type>
-constexpr int kPartVectors = 9 + Type::kMinima + Type::kSubs * (1 + Type::kMinima);
+constexpr int64_t kPartBytes = 64 * (9 + Type::kMinima + Type::kSubs * (1 + Type::kMinima));
 
 template <class Type, int Part = 0>
 static FI_INLINE uint8_t* unpack_span(const uint8_t* block, int span, const typename Type::Header& header, uint8_t* out) {
@@ -178,6 +229,24 @@ static void unpack_blocks(const uint8_t* block, int64_t blocks, uint8_t* out) {
   }
 }
 
+// Of one unpacked part, as unpack_span() puts them.
+template <class Type>
+static FI_INLINE Scales unpacked_scales(const uint8_t* part) {
+  Scales scales;
+  part += 8 * 64;
+  const auto take = [&part] {
+    part += 64;
+    return load64(part - 64);
+  };
+  scales.d = as_f32(take());
+  if constexpr (Type::kMinima) scales.dmin = as_f32(take());
+  for (int sub = 0; sub < Type::kSubs; ++sub) {
+    scales.s[sub] = take();
+    if constexpr (Type::kMinima) scales.m[sub] = take();
+  }
+  return scales;
+}
+
 template <class Type>
 struct Unpacked {
   static constexpr int kBytes = sizeof(float);
@@ -194,31 +263,47 @@ static void accumulate_unpacked(const uint8_t* tile, int64_t group_stride, int64
     accumulate_floats<Unpacked<Type>, kGroups, kTokens>(tile, group_stride, parts, x, x_stride, sums, sum_stride);
   } else {
     f32x16 acc[kGroups * kTokens];
-    FI_UNROLL
-    for (int i = 0; i < kGroups * kTokens; ++i) acc[i] = load(sums + i / kTokens * sum_stride + i % kTokens * kLanes);
-    for (; parts > 0; --parts, tile += 64 * kPartVectors<Type>, x += sizeof(ActivationBlock)) {
-      const i32x16* w[kGroups];
-      Scales scales[kGroups];
+    Scales scales[kGroups];
+    const auto at = [&](int i) { return sums + i / kTokens * sum_stride + i % kTokens * kLanes; };
+    const auto clear = [&] {
       FI_UNROLL
-      for (int g = 0; g < kGroups; ++g) {
-        const uint8_t* const from = tile + g * group_stride;
-        w[g] = reinterpret_cast<const i32x16*>(from);
-        const uint8_t* next = from + 8 * 64;
-        const auto take = [&next] {
-          next += 64;
-          return load64(next - 64);
-        };
-        scales[g].d = as_f32(take());
-        if constexpr (Type::kMinima) scales[g].dmin = as_f32(take());
-        for (int sub = 0; sub < Type::kSubs; ++sub) {
-          scales[g].s[sub] = take();
-          if constexpr (Type::kMinima) scales[g].m[sub] = take();
+      for (int i = 0; i < kGroups * kTokens; ++i) acc[i] = set1(0.0f);
+    };
+    const auto take = [&](int64_t part) {
+      FI_UNROLL
+      for (int g = 0; g < kGroups; ++g) scales[g] = unpacked_scales<Type>(tile + g * group_stride + part * kPartBytes<Type>);
+    };
+    const auto accumulate = [&](int64_t part) {
+      const i32x16* w[kGroups];
+      FI_UNROLL
+      for (int g = 0; g < kGroups; ++g)
+        w[g] = reinterpret_cast<const i32x16*>(tile + g * group_stride + part * kPartBytes<Type>);
+      take(part);
+      accumulate_part<Type, kGroups, kTokens>(w, scales, x + part * sizeof(ActivationBlock), x_stride, acc);
+    };
+    if constexpr (Type::kSubs) {
+      for (int64_t block = 0; block < parts; block += kBlockParts<Type>) {
+        clear();
+        for (int64_t part = block; part < block + kBlockParts<Type>; ++part) accumulate(part);
+        FI_UNROLL
+        for (int i = 0; i < kGroups * kTokens; ++i) store(at(i), fma(acc[i], scales[i / kTokens].d, load(at(i))));
+        if constexpr (Type::kMinima) {
+          clear();
+          for (int64_t part = block; part < block + kBlockParts<Type>; ++part) {
+            take(part);
+            accumulate_minima<Type, kGroups, kTokens>(scales, x + part * sizeof(ActivationBlock), x_stride, acc);
+          }
+          FI_UNROLL
+          for (int i = 0; i < kGroups * kTokens; ++i) store(at(i), fma(acc[i], scales[i / kTokens].dmin, load(at(i))));
         }
       }
-      accumulate_part<Type, kGroups, kTokens>(w, scales, x, x_stride, acc);
+    } else {
+      FI_UNROLL
+      for (int i = 0; i < kGroups * kTokens; ++i) acc[i] = load(at(i));
+      for (int64_t part = 0; part < parts; ++part) accumulate(part);
+      FI_UNROLL
+      for (int i = 0; i < kGroups * kTokens; ++i) store(at(i), acc[i]);
     }
-    FI_UNROLL
-    for (int i = 0; i < kGroups * kTokens; ++i) store(sums + i / kTokens * sum_stride + i % kTokens * kLanes, acc[i]);
   }
 }
 

@@ -18,7 +18,7 @@ static FI_INLINE void quantize_block(const float* x, ActivationBlock* out) {
   const bool finite = most_bits < 0x7f800000;
   if (!finite || most < 0x1p-100f) {
     std::memset(out, 0, sizeof *out);
-    if (!finite) out->scale = __builtin_nanf("");
+    if (!finite) out->scale = out->minus_scaled_sum = __builtin_nanf("");
     return;
   }
   const f32x16 inverse = set1(127.0f / most);
@@ -34,6 +34,7 @@ static FI_INLINE void quantize_block(const float* x, ActivationBlock* out) {
     out->minus_sum[1][i] = static_cast<int16_t>(-second[2 * i] - second[2 * i + 1]);
     out->minus_sum[2][i] = static_cast<int16_t>(out->minus_sum[0][i] + out->minus_sum[1][i]);
   }
+  out->minus_scaled_sum = out->scale * static_cast<float>(out->minus_sum[2][0] + out->minus_sum[2][1]);
 }
 
 static void quantize(const float* x, int64_t columns, ActivationBlock* out) {

@@ -16,6 +16,7 @@ constexpr int kLanes = 16;
 constexpr int kMaxTile = 4;
 constexpr int kTileGroups = 2, kTileTokens = 2;
 constexpr int64_t kManyQuantisedTokens = 8, kManyFloatTokens = 16;
+constexpr int kPrefetchTokens = 1;
 
 struct f32x16 { __m256 lo, hi; };
 struct i32x16 { __m256i lo, hi; };

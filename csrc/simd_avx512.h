@@ -14,8 +14,9 @@ namespace flexinfer::FI_NS {
 
 constexpr int kLanes = 16;
 constexpr int kMaxTile = 8;
-constexpr int kTileGroups = 1, kTileTokens = 8;
-constexpr int64_t kManyQuantisedTokens = INT64_MAX, kManyFloatTokens = INT64_MAX;
+constexpr int kTileGroups = 2, kTileTokens = 4;
+constexpr int64_t kManyQuantisedTokens = 32, kManyFloatTokens = INT64_MAX;
+constexpr int kPrefetchTokens = 3;  // one and two at a time were slowed by it
 
 struct f32x16 { __m512 v; };
 struct i32x16 { __m512i v; };
@@ -88,14 +89,29 @@ static FI_INLINE i32x16 as_factor(i32x16 a) { return a; }
 template <int N, int kOffset, int kMost, int kGroups, int kTokens>
 static FI_INLINE void dots(const i32x16* const* w, const int8_t* const* q, const int16_t* const* minus_sum,
                            const i32x16* factors, i32x16* sums) {
+  i32x16 products[kGroups * kTokens];
   FI_UNROLL
-  for (int i = 0; i < kGroups * kTokens; ++i) {
-    const int g = i / kTokens, t = i % kTokens;
-    i32x16 sum = kOffset ? madd16(broadcast32(minus_sum[t]), {_mm512_set1_epi16(kOffset)}) : set1_i32(0);
+  for (int t = 0; t < kTokens; ++t) {
+    const i32x16 start = kOffset ? madd16(broadcast32(minus_sum[t]), {_mm512_set1_epi16(kOffset)}) : set1_i32(0);
     FI_UNROLL
-    for (int e = 0; e < N; ++e) sum.v = _mm512_dpbusd_epi32(sum.v, w[g][e].v, broadcast32(q[t] + 4 * e).v);
-    sums[i] = add(sums[i], factors ? mul(factors[g], sum) : sum);
+    for (int g = 0; g < kGroups; ++g) products[g * kTokens + t] = start;
   }
+  // Loads are what limits many products: each broadcast serves all groups.
+  FI_UNROLL
+  for (int e = 0; e < N; ++e) {
+    FI_UNROLL
+    for (int t = 0; t < kTokens; ++t) {
+      const __m512i x = broadcast32(q[t] + 4 * e).v;
+      FI_UNROLL
+      for (int g = 0; g < kGroups; ++g) {
+        i32x16& product = products[g * kTokens + t];
+        product.v = _mm512_dpbusd_epi32(product.v, w[g][e].v, x);
+      }
+    }
+  }
+  FI_UNROLL
+  for (int i = 0; i < kGroups * kTokens; ++i)
+    sums[i] = add(sums[i], factors ? mul(factors[i / kTokens], products[i]) : products[i]);
 }
 static FI_INLINE i32x16 repeat16(const uint8_t* p) {
   return {_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
@@ -151,7 +167,11 @@ static FI_INLINE void transpose_dwords(const uint8_t* const* rows, size_t offset
   out[2].v = _mm512_unpacklo_epi64(ab_high, cd_high);
   out[3].v = _mm512_unpackhi_epi64(ab_high, cd_high);
 }
-static FI_INLINE void prefetch_stream(const uint8_t*, int) {}  // slowed Zen 4 and 5
+static FI_INLINE void prefetch_stream(const uint8_t* p, int bytes) {
+  constexpr int kAhead = 4096;
+  FI_UNROLL
+  for (int i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(p) + kAhead + i, _MM_HINT_T0);
+}
 static FI_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 }  // namespace flexinfer::FI_NS

@@ -18,6 +18,7 @@ constexpr int kMaxTile = 2;  // tokens whose accumulators stay in registers; her
 // The same where weights are unpacked into cache first, and from how many tokens on they are.
 constexpr int kTileGroups = 1, kTileTokens = 2;
 constexpr int64_t kManyQuantisedTokens = 4, kManyFloatTokens = 4;
+constexpr int kPrefetchTokens = 1;
 
 struct f32x16 { float v[kLanes]; };
 // 16 dwords; little-endian bytes of them where a function says so.

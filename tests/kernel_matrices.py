@@ -85,13 +85,26 @@ def quantized(ctx: _kernels.Context, x: Floats) -> Bytes:
     return out
 
 
-def unpacked(xq: Bytes, columns: int) -> tuple[NDArray[np.int8], Floats, NDArray[np.int16]]:
-    """int8 values [n, columns], scales [n, blocks] and negated sums [n, blocks, 3, 2]."""
-    blocks = xq[:, : columns // 32 * 48].reshape(len(xq), -1, 48)
-    q = np.ascontiguousarray(blocks[:, :, :32]).view(np.int8).reshape(len(xq), columns)
-    scales = np.ascontiguousarray(blocks[:, :, 32:36]).view(np.float32)[:, :, 0]
-    sums = np.ascontiguousarray(blocks[:, :, 36:]).view(np.int16)
-    return q, scales, sums.reshape(len(xq), -1, 3, 2)
+@dataclass(frozen=True)
+class Quantised:
+    """Activations as the kernels round them."""
+
+    q: NDArray[np.int8]  # [n, columns]
+    scales: Floats  # [n, blocks]
+    minus_scaled_sums: Floats  # [n, blocks]
+    minus_sums: NDArray[np.int16]  # [n, blocks, 3, 2]
+
+
+def unpacked(xq: Bytes, columns: int) -> Quantised:
+    blocks = xq[:, : columns // 32 * 52].reshape(len(xq), -1, 52)
+    scales = np.ascontiguousarray(blocks[:, :, 32:40]).view(np.float32)
+    sums = np.ascontiguousarray(blocks[:, :, 40:]).view(np.int16)
+    return Quantised(
+        np.ascontiguousarray(blocks[:, :, :32]).view(np.int8).reshape(len(xq), columns),
+        np.ascontiguousarray(scales[:, :, 0]),
+        np.ascontiguousarray(scales[:, :, 1]),
+        sums.reshape(len(xq), -1, 3, 2),
+    )
 
 
 def product(

@@ -66,7 +66,9 @@ def test_every_stage_reports_on_the_stand_in(tmp_path: Path) -> None:
     assert found["machine"]["torch"] in text and found["commit"] in text
     (row,) = found["agreement"]
     assert row["type"] == "Q4_0" and row["runs"] == 27
-    assert 0 < row["products_int8"] < 1e-5 and 0 < row["exact"] < 5e-2
+    assert 0 < row["product_int8"] < 1e-5 and 0 < row["logit_int8"] < 5e-2
+    assert 0 < row["product_torch"] < 1e-5 and 0 < row["logit_torch"] < 5e-2
+    assert "product_fused" not in row  # which the stand-in has not
     assert found["rates"]["page_locked"] and found["rates"]["ours_to_device_bytes_per_s"] > 0
     speed = dict(found["speed"])
     for name, run in speed.items():
@@ -125,7 +127,8 @@ def test_after_a_lost_device_the_other_types_are_tried(part: Any, tmp_path: Path
     )
     args = argparse.Namespace(device="cuda", types=None, tolerance_factor=1.0)
     check = main.Check(args, runner, tmp_path)
-    assert check.agreement() == lost + rest
+    machine = {"types": ["F32", "F16", "Q4_0"], "cpus": 2}
+    assert check.agreement(machine) == lost + rest
     assert "--after" not in runner.calls[0] and runner.calls[1][-2:] == ["--after", "F16"]
     first, second = check.outcomes
     assert not first.ok and "F16: CUDA error" in first.error and second.ok

@@ -91,36 +91,41 @@ def test_quantize_golden(ctx: _kernels.Context) -> None:
     x[0, :8] = [127, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5]
     x[0, 16:18] = [-127, 3.49]
     x[0, 32:36] = [254, -254, 1, 3]  # scale 2: 0.5 and 1.5
-    q, scales, sums = unpacked(quantized(ctx, x), 64)
+    done = unpacked(quantized(ctx, x), 64)
+    q, sums = done.q, done.minus_sums
     assert q[0, :8].tolist() == [127, 0, 2, 2, 0, -2, -2, 126]
     assert q[0, 16:18].tolist() == [-127, 3]
     assert q[0, 32:36].tolist() == [127, -127, 0, 2]
-    assert scales[0].tolist() == [1.0, 2.0]
+    assert done.scales[0].tolist() == [1.0, 2.0]
+    assert done.minus_scaled_sums[0].tolist() == [-129.0, -4.0]
     assert sums[0, 0].tolist() == [[-125, -128], [124, 0], [-1, -128]]
     assert sums[0, 1].tolist() == [[0, -2], [0, 0], [0, -2]]
 
 
 def test_quantize_equals_numpy(ctx: _kernels.Context) -> None:
     x = activations(5, 416) * np.float32(10.0) ** np.arange(-20, 20, 8, dtype=np.float32)[:, None]
-    q, scales, sums = unpacked(quantized(ctx, x), 416)
+    done = unpacked(quantized(ctx, x), 416)
     blocks = x.reshape(5, -1, 32)
     absmax = np.abs(blocks).max(axis=2)
     expected = np.rint(blocks * (np.float32(127) / absmax)[:, :, None]).astype(np.int8)
-    np.testing.assert_array_equal(q.reshape(expected.shape), expected)
-    assert_same_bits(scales, absmax / np.float32(127))
+    np.testing.assert_array_equal(done.q.reshape(expected.shape), expected)
+    scales, total = absmax / np.float32(127), -expected.sum(axis=2, dtype=np.int32)
+    assert_same_bits(done.scales, scales)
+    assert_same_bits(done.minus_scaled_sums, scales * total.astype(np.float32))
     halves = -expected.reshape(5, -1, 2, 4, 2, 2).sum(axis=(3, 5), dtype=np.int16)
-    np.testing.assert_array_equal(sums[:, :, :2], halves)
-    np.testing.assert_array_equal(sums[:, :, 2], halves.sum(axis=2))
+    np.testing.assert_array_equal(done.minus_sums[:, :, :2], halves)
+    np.testing.assert_array_equal(done.minus_sums[:, :, 2], halves.sum(axis=2))
 
 
 def test_quantize_of_zero_tiny_and_not_finite(ctx: _kernels.Context) -> None:
     x = np.zeros((1, 160), np.float32)
     x[0, 32:64] = np.float32(2.0**-101)
     x[0, 64], x[0, 96], x[0, 128] = np.inf, np.nan, np.finfo(np.float32).max
-    q, scales, _ = unpacked(quantized(ctx, x), 160)
-    assert not q[0, :128].any()
-    np.testing.assert_array_equal(scales[0, :4], [0, 0, np.nan, np.nan])
-    assert q[0, 128] == 127 and np.isfinite(scales[0, 4])
+    done = unpacked(quantized(ctx, x), 160)
+    assert not done.q[0, :128].any()
+    for scales in (done.scales, done.minus_scaled_sums):
+        np.testing.assert_array_equal(scales[0, :4], [0, 0, np.nan, np.nan])
+    assert done.q[0, 128] == 127 and np.isfinite(done.scales[0, 4])
 
 
 # --- interleave ---

@@ -55,8 +55,8 @@ def test_linear_is_the_product(type_id: int, interleaved: bool, ctx: _kernels.Co
             seen = as_float_type(BF16, x).view(np.uint16).astype(np.uint32) << 16
             seen = seen.view(np.float32).astype(np.float64)
         elif type_id not in FLOATS:
-            q, scales, _ = unpacked(quantized(ctx, x), columns)
-            seen = q * np.repeat(scales.astype(np.float64), 32, axis=1)
+            done = unpacked(quantized(ctx, x), columns)
+            seen = done.q * np.repeat(done.scales.astype(np.float64), 32, axis=1)
         weights = w.dequantized().astype(np.float64)
         y = product(ctx, w, x, interleaved=interleaved)
         magnitude = np.abs(seen) @ np.abs(weights).T

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from stages import Outcome, Row, Runner
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGE = ROOT / "build" / "gpu-check"
+AGREEMENT_JOBS = 4
 AGREEMENT_LIMIT_S, SPEED_LIMIT_S, OFFLOAD_LIMIT_S, OTHER_LIMIT_S = 150, 60, 90, 60
 LOST_DEVICE = 3  # exit code of the agreement's child after a row that failed by it
 
@@ -81,9 +83,18 @@ class Check:
     def machine(self) -> Outcome:
         return self._script("machine", "machine.py", [*self._device], OTHER_LIMIT_S)
 
-    def agreement(self) -> list[Row]:
-        """One child for all types; another for the rest where a type's failure lost the device."""
-        arguments = [*self._device, "--folder", self._folder, *self._types]
+    def agreement(self, machine: Row) -> list[Row]:
+        """Several children at once, each with some of the types: compiling takes processors."""
+        types = self._args.types or machine["types"]
+        jobs = max(1, min(AGREEMENT_JOBS, machine["cpus"] // 4, len(types)))
+        with ThreadPoolExecutor(jobs) as threads:
+            parts = threads.map(self._agreement_of, (types[i::jobs] for i in range(jobs)))
+            rows = [row for part in parts for row in part]
+        return sorted(rows, key=lambda row: types.index(row["type"]))
+
+    def _agreement_of(self, types: list[str]) -> list[Row]:
+        """One child; another for the rest where a type's failure lost the device."""
+        arguments = [*self._device, "--folder", self._folder, "--types", *types]
         arguments += ["--tolerance-factor", self._args.tolerance_factor]
         rows: list[Row] = []
         after: list[str] = []
@@ -93,12 +104,13 @@ class Check:
             )
             self._done(_of_types(outcome))
             rows += outcome.rows
-            if outcome.code != LOST_DEVICE:
+            if outcome.code != LOST_DEVICE or rows[-1]["type"] == types[-1]:
                 return rows
-            after = ["--after", outcome.rows[-1]["type"]]
+            after = ["--after", rows[-1]["type"]]
 
     def rates(self) -> Row | None:
-        arguments = [*self._device, "--folder", self._folder, *self._types]
+        types = ["--types", *self._args.types] if self._args.types else []
+        arguments = [*self._device, "--folder", self._folder, *types]
         outcome = self._runner.script("rates", "rates.py", arguments, OTHER_LIMIT_S)
         if outcome.ok and not outcome.rows[0]["page_locked"]:
             outcome = replace(outcome, error="the driver refuses to page-lock our arena")
@@ -163,10 +175,6 @@ class Check:
     @property
     def _device(self) -> tuple[str, str]:
         return "--device", self._args.device
-
-    @property
-    def _types(self) -> list[str]:
-        return ["--types", *self._args.types] if self._args.types else []
 
     @property
     def _tokens(self) -> tuple[object, ...]:
@@ -241,7 +249,7 @@ def run(check: Check, args: argparse.Namespace) -> int:
     found: Row = {"commit": _commit(), "machine": machine.rows[0] if machine.rows else None}
     if machine.ok:
         print(report.headline(machine.rows[0], found["commit"]), flush=True)
-        found["agreement"] = check.agreement()
+        found["agreement"] = check.agreement(machine.rows[0])
         found["rates"] = check.rates()
         found["speed"] = check.speed()
         found["offload"] = check.beside_accelerate()

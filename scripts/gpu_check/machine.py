@@ -13,6 +13,7 @@ import torch
 import flexinfer
 from flexinfer.memory.budget import available_memory, cpus_available
 from flexinfer.ops.torch_device import TorchDevice
+from models import TYPES
 
 NAMED = ("triton", "transformers", "accelerate")
 
@@ -21,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", required=True)
     name = parser.parse_args().device
-    device = TorchDevice(name)
+    device = TorchDevice(name, fused=False)  # whether Triton works is seen later
     facts = {
         "device": "the CPU as a stand-in",
         "driver": None,
@@ -32,6 +33,7 @@ def main() -> None:
         "python": platform.python_version(),
         "flexinfer": str(Path(flexinfer.__file__).parent),
         "cpus": cpus_available(),
+        "types": list(TYPES),
         "available_ram_bytes": available_memory().bytes,
         **{package: _version(package) for package in NAMED},
     }

@@ -6,6 +6,7 @@ from typing import Any
 from stages import Outcome, Row
 
 MISSING = "–"
+WAYS = ("int8", "torch", "fused")  # of computing: agreement.py
 
 
 def headline(machine: Row, commit: str) -> str:
@@ -34,22 +35,21 @@ def errors(outcomes: Iterable[Outcome]) -> list[str]:
 
 
 def agreement(rows: Sequence[Row]) -> list[str]:
+    parts = ("product", "logit")
     return table(
-        "Beside the CPU path: the largest difference, as a part of the largest value",
-        ("type", "product, int8", "product, as run", "logit, int8", "logit, as run", "runs", ""),
+        "Beside the CPU path: the largest difference, as a part of the largest value; with int8 "
+        "activations, as users run it by torch, and by the fused kernels",
+        ("type", *(f"{part}, {way}" for way in WAYS for part in parts), "runs", ""),
         [
             (
                 row["type"],
-                *(_part(row.get(name)) for name in _DEVIATIONS),
+                *(_part(row.get(f"{part}_{way}")) for way in WAYS for part in parts),
                 row.get("runs", MISSING),
                 "FAILED" if "error" in row else "",
             )
             for row in rows
         ],
     )
-
-
-_DEVIATIONS = ("products_int8", "products_float", "exact", "as_run")
 
 
 def rates(row: Row) -> list[str]:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,12 +38,13 @@ class Outcome:
 
 
 class Runner:
-    """Runs children of this folder, no longer than `limit_s` in all."""
+    """Runs children of this folder, no longer than `limit_s` in all. Any thread may."""
 
     def __init__(self, folder: Path, package: Path | None, limit_s: float) -> None:
         self._folder = folder
         self._ends = time.monotonic() + limit_s
         self._environment = os.environ | {"XDG_CACHE_HOME": str(folder), "PYTHONUNBUFFERED": "1"}
+        self._environment["TRITON_CACHE_DIR"] = str(folder / "triton")
         self._environment.pop("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", None)  # some containers set it
         if package is not None:
             paths = [str(package), os.environ.get("PYTHONPATH", "")]
@@ -56,11 +58,15 @@ class Runner:
 
     def command(self, name: str, arguments: Sequence[str], limit_s: float) -> Outcome:
         """Of this Python. A row may say `error` itself."""
-        started = time.monotonic()
-        limit_s = min(limit_s, self._ends - started)
+        limit_s = min(limit_s, self._ends - time.monotonic())
         if limit_s <= 0:
             return Outcome(name, 0.0, error="not run: the time for the whole check was over")
-        out, err = self._folder / "stdout", self._folder / "stderr"
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+            return self._run(name, arguments, limit_s, Path(folder))
+
+    def _run(self, name: str, arguments: Sequence[str], limit_s: float, folder: Path) -> Outcome:
+        started = time.monotonic()
+        out, err = folder / "stdout", folder / "stderr"
         with out.open("wb") as stdout, err.open("wb") as stderr:
             child = subprocess.Popen(
                 [sys.executable, *arguments],

@@ -1,7 +1,8 @@
 """Ops on any torch device: weights as raw blocks, dequantised there a tile at a time.
 
 Products go through torch's own matmul, so their bits depend on their shapes; those are fixed by
-`planner.tiles`. With `activations="int8"` activations are rounded as the CPU's kernels round them,
+`planner.tiles`. Fused products take raw blocks as they come: there no row's bits depend on another.
+With `activations="int8"` activations are rounded as the CPU's kernels round them,
 to compare with; by default they are not.
 """
 
@@ -17,7 +18,7 @@ from flexinfer.formats.quants import BLOCK_TYPES
 from flexinfer.models.spec import ModelSpec
 from flexinfer.ops.base import BoundMatrix, Epilogue, Input, Span
 from flexinfer.ops.torch_memory import host_bytes
-from flexinfer.ops.torch_quants import Unpacker
+from flexinfer.ops.torch_weights import DeviceWeights, Memory
 from flexinfer.planner.placement import GROUP_ROWS
 from flexinfer.planner.sizes import PAGE_TOKENS
 from flexinfer.planner.tiles import CHUNK_VALUES, TOKEN_TILE, tile_rows
@@ -28,15 +29,24 @@ Activations = Literal["float", "int8"]
 _FLOAT32 = ("F32", "F16")  # weights that take float32 activations on the CPU, too
 
 
-class Memory(Protocol):
-    """Device memory by address."""
+class Fused(Protocol):
+    """Products with raw blocks. A row's bits are the same in whatever piece it comes."""
 
-    def used(self, address: int) -> None:
-        """What was asked of the device so far is all that reads the ring's slot there."""
-        ...
+    def knows(self, type_id: int) -> bool: ...
 
-    def bytes_at(self, address: int, size_bytes: int) -> Tensor:
-        """uint8 [size_bytes], a view."""
+    def multiply(
+        self,
+        type_id: int,
+        data: Tensor,
+        first: int,
+        x: Tensor,
+        out: Tensor,
+        *,
+        interleaved: bool,
+        epilogue: Epilogue = Epilogue.STORE,
+        bias: Tensor | None = None,
+    ) -> None:
+        """x [tokens, columns] times rows `first` .. of a matrix: out [tokens, rows]."""
         ...
 
 
@@ -60,7 +70,7 @@ class TorchOps:
     """Ops on the device of `memory`; what streams comes from `stream`. Arrays are tensors there.
 
     `matmul` is the type that products are computed in: torch.float32, or a shorter one where the
-    device is fast at it.
+    device is fast at it. `fused` multiplies the types that it knows, if not by int8 activations.
     """
 
     def __init__(
@@ -74,17 +84,16 @@ class TorchOps:
         *,
         activations: Activations = "float",
         matmul: Any = torch.float32,
+        fused: Fused | None = None,
     ) -> None:
         self._device = device
         self._spec = spec
-        self._memory = memory
         self._cache = cache
         self._embedding = embedding
-        self._stream = stream
         self._int8 = activations == "int8"
         self._matmul = matmul
-        self._unpacker = Unpacker(device)
-        self._held: dict[int, int] = {}  # request → address, while its segments are in use
+        self._fused = None if self._int8 else fused
+        self._weights = DeviceWeights(device, memory, stream, matmul)
 
     def embed(self, tokens: Sequence[int], factor: float, out: Tensor) -> None:
         assert self._embedding is not None
@@ -105,7 +114,18 @@ class TorchOps:
         epilogue: Epilogue = Epilogue.STORE,
         bias: Tensor | None = None,
     ) -> None:
-        for row, weights in self._tiles(matrix):
+        if self._fused is not None and self._fused.knows(matrix.type_id):
+            for piece in self._weights.pieces(matrix):
+                data = self._weights.raw(matrix, piece, 0, piece.rows)
+                columns = slice(piece.row, piece.row + piece.rows)
+                for tokens in _slices(len(x.x), TOKEN_TILE):
+                    self._fused.multiply(
+                        matrix.type_id, data, piece.row, x.x[tokens], out[tokens, columns],
+                        interleaved=piece.interleaved, epilogue=epilogue,
+                        bias=None if bias is None else bias[columns],
+                    )  # fmt: skip
+            return
+        for row, weights in self._weights.tiles(matrix):
             columns = slice(row, row + len(weights))
             for tokens in _slices(len(x.x), TOKEN_TILE):
                 y = self._product(matrix, x.x[tokens], weights)
@@ -117,7 +137,10 @@ class TorchOps:
         self, matrix: BoundMatrix, x: Input, out: np.ndarray[Any, Any]
     ) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
         """As Ops has it, but that `out` and the values are the host's."""
-        for row, weights in self._tiles(matrix):
+        if self._fused is not None and self._fused.knows(matrix.type_id):
+            yield from self._fused_slabs(self._fused, matrix, x, out)
+            return
+        for row, weights in self._weights.tiles(matrix):
             for part in _slices(len(weights), out.shape[1]):
                 slab = out[:, : part.stop - part.start]
                 for tokens in _slices(len(x.x), TOKEN_TILE):
@@ -125,8 +148,26 @@ class TorchOps:
                     torch.from_numpy(slab[tokens]).copy_(y)
                 yield row + part.start, slab
 
+    def _fused_slabs(
+        self, fused: Fused, matrix: BoundMatrix, x: Input, out: np.ndarray[Any, Any]
+    ) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+        step = min(out.shape[1], tile_rows(matrix.rows, matrix.columns))
+        step = max(GROUP_ROWS, step // GROUP_ROWS * GROUP_ROWS)
+        for piece in self._weights.pieces(matrix):
+            for part in _slices(piece.rows, step):
+                row, count = piece.row + part.start, part.stop - part.start
+                data = self._weights.raw(matrix, piece, part.start, count)
+                slab = out[:, :count]
+                for tokens in _slices(len(x.x), TOKEN_TILE):
+                    y = torch.empty((tokens.stop - tokens.start, count), device=self._device)
+                    fused.multiply(
+                        matrix.type_id, data, row, x.x[tokens], y, interleaved=piece.interleaved
+                    )
+                    torch.from_numpy(slab[tokens]).copy_(y)
+                yield row, slab
+
     def pass_over(self, matrix: BoundMatrix) -> None:
-        for _ in self._pieces(matrix):
+        for _ in self._weights.pieces(matrix):
             pass
 
     def _product(self, matrix: BoundMatrix, x: Tensor, weights: Tensor) -> Tensor:
@@ -136,66 +177,8 @@ class TorchOps:
             x = x.to(torch.bfloat16).to(torch.float32) if name == "BF16" else _through_int8(x)
         return torch.mm(x.to(self._matmul), weights.T).to(torch.float32)
 
-    def _tiles(self, matrix: BoundMatrix) -> Iterator[tuple[int, Tensor]]:
-        """(first row, weights [rows, columns]) of the matrix, cut as its shape says, whatever
-        pieces it comes in; each valid until the next.
-        """
-        step = tile_rows(matrix.rows, matrix.columns)
-        tile: Tensor | None = None
-        for interleaved, address, row, rows in self._pieces(matrix):
-            done = 0
-            while done < rows:
-                begin = (row + done) // step * step
-                size = min(step, matrix.rows - begin)
-                count = min(rows - done, begin + size - row - done)
-                values = self._values(matrix, interleaved, address, done, count)
-                done += count
-                if count == size:
-                    yield begin, values
-                    continue
-                if tile is None:
-                    tile = torch.empty(
-                        (step, matrix.columns), dtype=self._matmul, device=self._device
-                    )
-                end = row + done - begin
-                tile[end - count : end].copy_(values)
-                del values
-                if end == size:
-                    yield begin, tile[:size]
-
-    def _values(
-        self, matrix: BoundMatrix, interleaved: bool, address: int, first: int, rows: int
-    ) -> Tensor:
-        """Rows `first` .. of a piece, dequantised."""
-        row_bytes = matrix.group_bytes // GROUP_ROWS if interleaved else matrix.row_bytes
-        held = -(-rows // GROUP_ROWS) * GROUP_ROWS if interleaved else rows
-        data = self._memory.bytes_at(address + first * row_bytes, held * row_bytes)
-        data = data.view(-1, matrix.group_bytes if interleaved else matrix.row_bytes)
-        values = self._unpacker.rows(
-            matrix.type_id, data, rows, matrix.columns, interleaved=interleaved
-        )
-        return values.to(self._matmul)
-
-    def _pieces(self, matrix: BoundMatrix) -> Iterator[tuple[bool, int, int, int]]:
-        """(interleaved, address, first row, rows) of the matrix; a streamed piece is valid
-        until the next.
-        """
-        if matrix.locked_rows:
-            yield matrix.interleaved, matrix.locked_address, 0, matrix.locked_rows
-        for segment in matrix.segments:
-            assert self._stream is not None
-            if segment.first:
-                self._held[segment.request] = self._stream.take(segment.request)
-            address = self._held[segment.request] + segment.start_bytes
-            yield segment.interleaved, address, segment.row, segment.rows
-            if segment.last:
-                self._memory.used(self._held.pop(segment.request))
-                self._stream.release(segment.request)
-
     def abandon_sweep(self) -> None:
-        self._held.clear()
-        if self._stream is not None:
-            self._stream.rewind()
+        self._weights.abandon_sweep()
 
     def receive(self, values: np.ndarray[Any, Any], out: Tensor) -> None:
         out.copy_(torch.from_numpy(values))

@@ -2,6 +2,7 @@
 memory is the host's.
 """
 
+import importlib.util
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -10,17 +11,24 @@ import torch
 
 from flexinfer.errors import OptionError
 from flexinfer.models.spec import ModelSpec
-from flexinfer.ops.torch import Activations, DeviceCache, Memory, Rows, TorchOps
+from flexinfer.ops.torch import Activations, DeviceCache, Fused, Rows, TorchOps
 from flexinfer.ops.torch_memory import DeviceArena, DeviceRegion
+from flexinfer.ops.torch_weights import Memory
 from flexinfer.streaming.prefetcher import Stream
 
 _KINDS = ("cpu", "cuda")
 
 
 class TorchDevice:
-    """An open device. Raises OptionError for one that is unknown, or not there."""
+    """An open device. Raises OptionError for one that is unknown, or not there.
 
-    def __init__(self, name: str, activations: Activations = "float") -> None:
+    `fused`: whether products go through Triton's kernels, where there are some for a block type; by
+    default where the device is CUDA's and Triton is there.
+    """
+
+    def __init__(
+        self, name: str, activations: Activations = "float", *, fused: bool | None = None
+    ) -> None:
         try:
             self._device = torch.device(name)
         except RuntimeError:
@@ -31,9 +39,16 @@ class TorchDevice:
             )
         self.name = name
         self._activations = activations
+        exact = self.stand_in or activations == "int8"  # to be compared with the host
+        self._matmul: Any = torch.float32 if exact else torch.bfloat16
+        self._fused: Fused | None = None
         self._before_bytes = 0
-        if self._device.type == "cuda":
-            self._before_bytes = self._open_cuda()
+        if fused is None:
+            fused = not exact and importlib.util.find_spec("triton") is not None
+        if not self.stand_in:
+            self._before_bytes = self._open_cuda(fused)
+        elif fused:
+            self._fused = self._open_fused()
 
     @property
     def stand_in(self) -> bool:
@@ -100,8 +115,6 @@ class TorchDevice:
         embedding: Rows | None,
         stream: Stream | None,
     ) -> TorchOps:
-        exact = self.stand_in or self._activations == "int8"  # to be compared with the host
-        matmul: Any = torch.float32 if exact else torch.bfloat16
         return TorchOps(
             self._device,
             spec,
@@ -110,10 +123,11 @@ class TorchDevice:
             embedding,
             stream,
             activations=self._activations,
-            matmul=matmul,
+            matmul=self._matmul,
+            fused=self._fused,
         )
 
-    def _open_cuda(self) -> int:
+    def _open_cuda(self, fused: bool) -> int:
         if not torch.cuda.is_available():
             raise OptionError(
                 f"--device {self.name}: torch {torch.__version__} finds no CUDA device",
@@ -123,8 +137,28 @@ class TorchDevice:
             before = torch.cuda.mem_get_info(self._device)[0]
             probe = torch.ones(256, 256, device=self._device)
             (probe @ probe).sum().item()  # loads the libraries
+            if fused:
+                self._fused = self._open_fused()
             torch.cuda.empty_cache()
             after = torch.cuda.mem_get_info(self._device)[0]
         except RuntimeError as error:
             raise OptionError(f"--device {self.name}: {error}", "look at nvidia-smi") from error
         return max(0, int(before) - int(after))
+
+    def _open_fused(self) -> Fused:
+        """Triton compiles for the device as it goes, by a C compiler, too; whether it can shows at
+        a first product.
+        """
+        from flexinfer.ops.torch_triton import FusedProducts
+
+        fused = FusedProducts(self._matmul)
+        zeros = torch.zeros(16, 34, dtype=torch.uint8, device=self._device)
+        x, out = torch.ones(1, 32, device=self._device), torch.ones(1, 16, device=self._device)
+        try:
+            fused.multiply(8, zeros, 0, x, out, interleaved=False)  # Q8_0
+        except Exception as error:  # whatever its compilers raise
+            raise OptionError(
+                f"--device {self.name}: Triton cannot compile for it: {error}",
+                "install a C compiler and Python's headers",
+            ) from error
+        return fused
