@@ -22,6 +22,8 @@ from flexinfer.ops.cpu import CpuOps
 from flexinfer.ops.embedding import EmbeddingRows
 from flexinfer.ops.kernels import Cache
 from flexinfer.planner.device import DevicePlan, PhaseName
+from flexinfer.planner.hardware import Device as Rates
+from flexinfer.planner.machines import EMULATED, emulated_device
 from flexinfer.planner.placement import BLOCK_BYTES, Placement, Request
 from flexinfer.planner.sizes import Sizes, aligned
 from flexinfer.streaming.link import Copier, Interruptible, PhaseStreams, Pipeline, Transfer
@@ -46,6 +48,8 @@ class OpenDevice(Protocol):
     """An accelerator, as `ops.torch_device` opens it."""
 
     name: str
+
+    emulates: Rates | None  # what it stands for, where it is no real accelerator but paced as one
 
     @property
     def stand_in(self) -> bool: ...
@@ -77,8 +81,11 @@ class OpenDevice(Protocol):
 
 
 def open_device(name: str) -> OpenDevice:
-    """Raises OptionError for a device that is unknown or not there, and where torch is not."""
+    """Raises OptionError for a device that is unknown or not there, and where torch is not;
+    FormatError for a file of what is to be emulated.
+    """
     try:
+        from flexinfer.ops.emulated import EmulatedDevice
         from flexinfer.ops.torch_device import TorchDevice
     except ModuleNotFoundError as error:
         if error.name != "torch":
@@ -87,6 +94,8 @@ def open_device(name: str) -> OpenDevice:
             f"--device {name} needs torch, which is not installed",
             "pip install 'flexinfer[torch]'",
         ) from error
+    if name.startswith(EMULATED):
+        return EmulatedDevice(name, emulated_device(name))
     return TorchDevice(name)
 
 

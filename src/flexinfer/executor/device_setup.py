@@ -72,9 +72,8 @@ def plan_device(
 
 def with_device(hardware: Hardware, device: OpenDevice, model: Model, options: Options) -> Hardware:
     """The machine with what its accelerator gives, by a look at it."""
-    types = dict.fromkeys(m.tensor.block_type for m in model.weights.matrices)
-    probed = probe_device(device, model.spec, types, _vram_bytes(options, device))
-    return replace(hardware, device=probed)
+    probed = probe_device(device, model, _vram_bytes(options, device))
+    return replace(hardware, name=f"{hardware.name} with {device.name}", device=probed)
 
 
 def _chosen(

@@ -55,6 +55,11 @@ class Planned:
     context: _kernels.Context
     device: OpenDevice | None = None
 
+    @property
+    def emulated(self) -> bool:
+        """Whether the device is none that its figures could be of."""
+        return self.device is not None and self.device.emulates is not None
+
 
 def plan_run(
     model: Model, options: Options, prompt_tokens: int | None = None, new_tokens: int | None = None

@@ -11,6 +11,8 @@ from flexinfer.errors import OptionError
 from flexinfer.models.spec import ModelSpec
 from flexinfer.ops.torch import Activations, DeviceCache, Memory, Rows, TorchOps
 from flexinfer.ops.torch_memory import DeviceArena, DeviceRegion
+from flexinfer.planner.hardware import Device
+from flexinfer.planner.machines import EMULATED
 from flexinfer.streaming.prefetcher import Stream
 
 _KINDS = ("cpu", "cuda")
@@ -26,9 +28,11 @@ class TorchDevice:
             self._device = None
         if self._device is None or self._device.type not in _KINDS:
             raise OptionError(
-                f"unknown --device {name!r}", f"known: {', '.join(_KINDS)}, cuda:1, …"
+                f"unknown --device {name!r}",
+                f"known: {', '.join(_KINDS)}, cuda:1, …, {EMULATED}MACHINE",
             )
         self.name = name
+        self.emulates: Device | None = None
         self._activations = activations
         self._before_bytes = 0
         if self._device.type == "cuda":
