@@ -18,7 +18,7 @@ from torch_tools import MemoryMeter
 from flexinfer.errors import BudgetError, FlexInferError
 from flexinfer.executor.device import open_device
 from flexinfer.executor.model import Model, open_model
-from flexinfer.ops.emulated import EmulatedDevice
+from flexinfer.ops.torch_emulated import EmulatedDevice
 from flexinfer.planner.estimator import Work, device_layer
 from flexinfer.planner.hardware import Link
 from flexinfer.planner.machines import emulated_device

@@ -85,7 +85,7 @@ def open_device(name: str) -> OpenDevice:
     FormatError for a file of what is to be emulated.
     """
     try:
-        from flexinfer.ops.emulated import EmulatedDevice
+        from flexinfer.ops.torch_emulated import EmulatedDevice
         from flexinfer.ops.torch_device import TorchDevice
     except ModuleNotFoundError as error:
         if error.name != "torch":
@@ -184,7 +184,7 @@ class DeviceBuilder:
             ops,
             {phase: side(phase) for phase in PHASES},
             {phase: plan.strategy(phase).processors for phase in PHASES},
-            CacheMoves(host.spec, host_ops, ops, plan.cached_layers),
+            CacheMoves(host.spec, host_ops, ops, plan.shared_spaces, behind=host.prefetch),
             pipeline,
         )
 
@@ -209,14 +209,13 @@ class DeviceBuilder:
         def pair() -> tuple[Any, Any]:
             return self._charge(Category.KV_CACHE, half), self._charge(Category.KV_CACHE, half)
 
-        shared = pair() if plan.shares_cache else None
-        regions = [
-            pair() if layer in plan.cached_layers else shared for layer in range(len(spec.layers))
-        ]
-        own = next(region for region in regions if region)
-        return self._device.cache(
-            spec, [region or own for region in regions], plan.cache_tokens, self._host.kv_type
-        )
+        spaces = plan.shared_spaces
+        shared = [pair() for _ in set(spaces.values())]
+        own = {layer: pair() for layer in sorted(plan.cached_layers)}
+        own |= {layer: shared[space] for layer, space in spaces.items()}
+        some = next(iter(own.values()))  # of layers that are never computed here
+        regions = [own.get(layer, some) for layer in range(len(spec.layers))]
+        return self._device.cache(spec, regions, plan.cache_tokens, self._host.kv_type)
 
     def _lock(self) -> dict[tuple[int, str], tuple[Matrix, int]]:
         """Read what stays on the device through the host's ring, as it is in the file."""

@@ -3,6 +3,7 @@
 import ctypes
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from flexinfer.executor.sides import TwoWayOps
 from flexinfer.formats.quants import BLOCK_TYPES
 from flexinfer.memory.arena import Arena
 from flexinfer.ops.base import BoundMatrix, Input
+from flexinfer.planner.device import LINK_THREADS
 from flexinfer.planner.hardware import Device, Link
 from flexinfer.planner.tiles import TOKEN_TILE
 from flexinfer.units import MiB
@@ -23,7 +25,7 @@ from flexinfer.units import MiB
 LINK_BYTES = 4 * MiB  # a full request
 SHORT_BYTES = 4096  # next to nothing but the latency
 ROWS, COLUMNS = 512, 2048
-QUEUED = 8  # products of one token asked for at once, as a layer asks for them
+QUEUED = 8  # products of one token, or transfers, asked for at once, as a layer asks for them
 REPEATS = 5
 ENOUGH_S = 0.1  # what takes that long is measured once
 
@@ -78,13 +80,20 @@ def _links(
             ops.give(region.array(np.float32, shape), values[: shape[0]])
 
         values = np.zeros(LINK_BYTES // 4, np.float32)
-        return _link(there, device.synchronise), _link(back, device.synchronise)
+        with ThreadPoolExecutor(LINK_THREADS) as threads:
+
+            def queued(size_bytes: int) -> None:
+                """As a stream asks for them, the next one while one is on its way."""
+                list(threads.map(there, [size_bytes] * QUEUED))
+
+            short_s = _least_s(partial(queued, SHORT_BYTES), device.synchronise) / QUEUED
+        to_device = _link(there, short_s, device.synchronise)
+        short_s = _least_s(partial(back, SHORT_BYTES), device.synchronise)
+        return to_device, _link(back, short_s, device.synchronise)
 
 
-def _link(move: Callable[[int], None], finish: Callable[[], None]) -> Link:
-    short_s, long_s = (
-        _least_s(partial(move, size_bytes), finish) for size_bytes in (SHORT_BYTES, LINK_BYTES)
-    )
+def _link(move: Callable[[int], None], short_s: float, finish: Callable[[], None]) -> Link:
+    long_s = _least_s(partial(move, LINK_BYTES), finish)
     bytes_per_s = (LINK_BYTES - SHORT_BYTES) / max(long_s - short_s, long_s / 2)
     return Link(bytes_per_s, max(0.0, short_s - SHORT_BYTES / bytes_per_s))
 

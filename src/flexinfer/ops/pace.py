@@ -17,19 +17,24 @@ class Pace:
 
     def __init__(self) -> None:
         self.due_at = self._began = time.perf_counter()
+        self._thread = threading.get_ident()
 
     def charge(self, seconds: float) -> None:
         """The operation under way, whose own work ends now, takes that long."""
         self.due_at = max(self.due_at, self._began) + seconds
         self._began = time.perf_counter()
+        self._thread = threading.get_ident()
 
     def pass_over(self, seconds: float) -> None:
         """That long, up to now, it was not computing but waiting for something else."""
         self._began += seconds
 
     def begin(self) -> None:
-        """Whatever was before, the next operation begins now."""
-        self._began = time.perf_counter()
+        """Whatever was before, the next operation begins now; said by another thread than the one
+        whose operations these are, it says nothing.
+        """
+        if threading.get_ident() == self._thread:
+            self._began = time.perf_counter()
 
     def wait(self) -> None:
         """Until all that was charged is due."""

@@ -18,7 +18,7 @@ from flexinfer.errors import BudgetError
 from flexinfer.formats.quants import BLOCK_TYPES
 from flexinfer.models.spec import ModelSpec
 from flexinfer.ops.base import BoundMatrix, Input, Span
-from flexinfer.ops.pace import Pace, Way
+from flexinfer.ops.pace import Pace, Way, sleep_until
 from flexinfer.ops.torch import Activations, DeviceCache, Memory, Rows, TorchOps
 from flexinfer.ops.torch_device import TorchDevice
 from flexinfer.ops.torch_memory import DeviceArena, DeviceRegion
@@ -252,13 +252,17 @@ class EmulatedOps(TorchOps):
         page_bytes = 2 * PAGE_TOKENS * keys.shape[0] * keys.shape[2] * keys.element_size()
         self._arrive(page_bytes, asked_at)
 
-    def cached(self, layer: int, first: int, last: int) -> tuple[Any, Any]:
-        self._pace.wait()
+    def reached(self) -> Any:
+        return self._pace.due_at
+
+    def cached(self, layer: int, first: int, last: int, reached: Any) -> tuple[Any, Any]:
+        sleep_until(reached)
         asked_at = time.perf_counter()
-        both = super().cached(layer, first, last)
+        both = super().cached(layer, first, last, None)
         keys = self._cache.keys[layer]
         size_bytes = 2 * keys[:, first:last].numel() * keys.element_size()
         self._link.to_host(size_bytes, asked_at)
+        self._pace.begin()
         return both
 
     def abandon_sweep(self) -> None:
