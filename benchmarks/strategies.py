@@ -1,12 +1,12 @@
 """Strategies on an emulated accelerator: predicted against measured, the choice against the fixed.
 
-    python benchmarks/strategies.py [--model MODEL.gguf] [--links 60 250 1000] [--repeat 2]
+    python benchmarks/strategies.py [--model MODEL.gguf] [--links 250 1000 4000] [--repeat 2]
         [--json FILE] [--table FILE]
 
 No figure is of a real accelerator. The device is torch's CPU device paced to rates that it reaches
 (`flexinfer.ops.torch_emulated`); the host is slow by the reference kernels on one thread
 (FLEXINFER_ISA=scalar), so that the device is the faster as a real one is. Without MODEL it is a
-made one of a few MiB. Each workload is a prompt and an answer (one sequence: batch is 1), a link,
+made one of 39 MB. Each workload is a prompt and an answer (one sequence: batch is 1), a link,
 and budgets; in each the papers' fixed strategies, two that change between the phases, and the
 planner's own choice are run. Predictions come from one look at host and device per link, before
 anything is measured; nothing is fitted. With --json what was measured before is kept and not
@@ -14,12 +14,14 @@ measured again.
 """
 
 import argparse
+import ctypes
 import json
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -33,10 +35,16 @@ from machine import machine
 
 from flexinfer import LLM, SamplingParams
 from flexinfer.errors import BudgetError
+from flexinfer.executor.executor import MAX_RECORDED_TOKENS
+from flexinfer.executor.kernel_rates import Bench as Kernels
+from flexinfer.executor.kernel_rates import glue_rates
 from flexinfer.executor.model import Model, open_model
 from flexinfer.executor.options import Options
+from flexinfer.executor.overhead import engine_overhead
 from flexinfer.executor.setup import Machine, Planned, plan_on, plan_run
+from flexinfer.memory.arena import Arena
 from flexinfer.memory.ledger import Category
+from flexinfer.planner.hardware import Glue
 from flexinfer.planner.planner import Workload
 from flexinfer.planner.questions import least, possible
 from flexinfer.units import MiB
@@ -53,7 +61,7 @@ CHANGING: dict[str, dict[str, str]] = {
     "offload/half": {"prefill_strategy": "gpu-offload", "decode_strategy": "split:half"},
 }
 PROMPTS, ANSWERS = (8, 48), (4, 20)
-MEMORY = 1500  # MB/s of the device's
+MEMORY = 4000  # MB/s of the device's
 NOTHING = {Category.INTERPRETER: 0, Category.TOKENIZER: 0}  # budgets count from 0, not from here
 ABUNDANT = 1 << 40
 MOST_VRAM = 1 << 30  # as DEVICE has it
@@ -69,7 +77,7 @@ ops_per_s = 1e9
 memory_bytes = "1GiB"
 memory_bytes_per_s = {memory}
 [device.ops_per_s]
-any = 3e9
+any = 8e9
 [device.to_device]
 bytes_per_s = {link}
 latency_s = 5e-5
@@ -103,12 +111,12 @@ def made_model(folder: Path) -> Path:
     make_gguf(
         path,
         "llama",
-        hidden_size=192,
-        intermediate_size=512,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        hidden_size=384,
+        intermediate_size=1024,
+        num_attention_heads=8,
+        num_key_value_heads=4,
         head_dim=48,
-        num_hidden_layers=8,
+        num_hidden_layers=6,
         max_position_embeddings=512,
     )
     return path
@@ -127,13 +135,23 @@ class Bench:
         self.device = f"emulated:{path}"
         options = Options(device=self.device, vram="256MiB", threads=1, strategy="gpu-offload")
         planned = plan_run(model, options, 8, 8)
-        self.machine = Machine(planned.hardware, planned.available, planned.context, planned.device)
+        # The glance takes what the engine itself takes as known; as `flexinfer profile`, measure it.
+        with closing(Arena(64 * MiB)) as arena:
+            region = arena.take(64 * MiB)
+            ctypes.memset(region.address, 0, region.size_bytes)
+            rates = glue_rates(Kernels(planned.context, region))
+        own = engine_overhead(planned.context)
+        glue = Glue(replayed_tokens=MAX_RECORDED_TOKENS, **asdict(own), **rates)
+        hardware = replace(planned.hardware, host=replace(planned.hardware.host, glue=glue))
+        self.machine = Machine(hardware, planned.available, planned.context, planned.device)
 
     def plan(self, case: Case, strategy: dict[str, str]) -> Planned:
         """Raises BudgetError where the strategy does not fit the case's memory."""
         layers = len(self.model.spec.layers)
         named = {k: v.replace("half", str(layers // 2)) for k, v in strategy.items()}
-        vram = self._least_vram(case) + round(case.vram_share * self._weight_bytes)
+        vram: int | None = self._least_vram(case) + round(case.vram_share * self._weight_bytes)
+        if named.get("strategy") == "cpu":
+            vram = None  # it could not take effect
         options = Options(device=self.device, vram=vram, threads=1, prefetch=self.prefetch, **named)
         whole = self._plan(case, options, ABUNDANT)
         if case.ram_share == 1.0:
@@ -251,7 +269,7 @@ def table(rows: list[dict[str, Any]], head: str) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", type=Path, help="instead of the made one")
-    parser.add_argument("--links", type=int, nargs="+", default=[60, 250, 1000], help="MB/s")
+    parser.add_argument("--links", type=int, nargs="+", default=[250, 1000, 4000], help="MB/s")
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--table", type=Path, metavar="FILE")

@@ -85,8 +85,8 @@ def open_device(name: str) -> OpenDevice:
     FormatError for a file of what is to be emulated.
     """
     try:
-        from flexinfer.ops.torch_emulated import EmulatedDevice
         from flexinfer.ops.torch_device import TorchDevice
+        from flexinfer.ops.torch_emulated import EmulatedDevice
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -44,7 +45,7 @@ def probe_device(device: OpenDevice, model: Model, vram_bytes: int) -> Device:
     )
     ops.scale(x, 0.0)
     types = dict.fromkeys(m.tensor.block_type for m in model.weights.matrices)
-    bandwidths, rates = [], {}
+    bandwidths, streamed, rates = [], [], {}
     for kind in dict.fromkeys((*types, BLOCK_TYPES[1])):  # F16 is what attention goes by
         row_bytes = kind.row_bytes(COLUMNS)
         matrix = BoundMatrix(
@@ -59,9 +60,20 @@ def probe_device(device: OpenDevice, model: Model, vram_bytes: int) -> Device:
         one_s = _least_s(partial(products, 1, QUEUED), device.synchronise) / QUEUED
         many_s = _least_s(partial(products, TOKEN_TILE, 1), device.synchronise)
         bandwidths.append(ROWS * row_bytes / one_s)
+        mixed = replace(matrix, interleaved=True)
+        one_s = _least_s(partial(products, 1, QUEUED, mixed), device.synchronise) / QUEUED
+        streamed.append(ROWS * row_bytes / one_s)
         rates[kind.name] = 2 * ROWS * COLUMNS * TOKEN_TILE / many_s
     layer_s = layer_overhead_s(device, model.spec, model.weights)
-    return Device(vram_bytes, bandwidths[0], rates, to_device, to_host, layer_s)
+    return Device(
+        vram_bytes,
+        bandwidths[0],
+        rates,
+        to_device,
+        to_host,
+        layer_s,
+        min(bandwidths[0], streamed[0]),
+    )
 
 
 def _links(

@@ -91,7 +91,8 @@ class _Sweeps:
                 streamed.append(0.0)
                 from_disk += times.weight_bytes
                 continue
-            stages.append(self._device_s(at, times, work))
+            slower_s = 0.0 if locked else self._unmixing_s(at)
+            stages.append(self._device_s(at, times, work) + slower_s)
             tensors = [*layers[at], *(layers[-1] if at == last else ())]
             streamed.append(0.0 if locked else self._as_bytes(tensors))
             from_disk += 0.0 if locked else times.weight_bytes
@@ -130,6 +131,19 @@ class _Sweeps:
             return there_s + max(times.device.total_s, back_s)
         return there_s + times.device.total_s + back_s
 
+    def _unmixing_s(self, at: int) -> float:
+        """What the layer's weights take besides, as far as the host has them interleaved."""
+        streamed_bytes_per_s = self.device.streamed_bytes_per_s
+        if streamed_bytes_per_s is None:
+            return 0.0
+        last = at == len(self.spec.layers) - 1
+        mixed_bytes = sum(
+            placed.locked_rows * placed.matrix.tensor.row_bytes
+            for placed in self.plan.placement.matrices
+            if placed.matrix.layer == at or (last and placed.matrix.layer < 0)
+        )
+        return mixed_bytes * max(0.0, 1 / streamed_bytes_per_s - 1 / self.device.memory_bytes_per_s)
+
     def _pages_s(self, tokens: int) -> float:
         """One layer's pages of the host's cache that hold these, one transfer each."""
         pages = -(-tokens // PAGE_TOKENS)
@@ -158,7 +172,7 @@ class _Sweeps:
 
     def _crossing_s(self, processors: Sequence[str], work: Work) -> float:
         """The hidden state or the embedding, and the rope's angles, to the device; the logits
-        back. Where it goes back and forth, each time.
+        back, and what the host does once a sweep. Where it goes back and forth, each time.
         """
         if "device" not in processors:
             return 0.0
@@ -174,6 +188,9 @@ class _Sweeps:
                 seconds += link.seconds(hidden_bytes)
         if processors[-1] == "device":
             seconds += self.device.to_host.seconds(FLOAT_BYTES * self.spec.vocab_size)
+            glue = self.hardware.host.glue
+            seconds += glue.sweep_s + work.rows * glue.row_s
+            seconds += self.spec.vocab_size / glue.sample_per_s
         return seconds
 
 

@@ -121,6 +121,7 @@ class Device:
     """An accelerator with memory of its own. `ops_per_s` by block type name.
 
     `layer_s` is what asking for a layer's operations takes, beside computing those before.
+    `streamed_bytes_per_s` is that of weights in the host's interleaved layout, where it is known.
     """
 
     memory_bytes: int
@@ -129,6 +130,7 @@ class Device:
     to_device: Link
     to_host: Link
     layer_s: float = 0.0
+    streamed_bytes_per_s: float | None = None
 
     def scaled(self, factor: float) -> "Device":
         """With `factor` of every rate; memory and latencies as they are."""

@@ -169,7 +169,11 @@ class Pipeline:
         self._link: Ahead | Serial | None = None
         self._stall_s = 0.0  # but for the present link's
         self._moved_bytes = 0
-        self.disk = HostEnd(self)
+
+    @property
+    def disk(self) -> "HostEnd":
+        """The disk's stream as the host's layers take from it."""
+        return HostEnd(self)
 
     def enter(self, phase: str) -> None:
         """The next sweep is of this phase. What was brought ahead for another is dropped, unless
