@@ -31,6 +31,8 @@ def main() -> None:
         model = open_model(made_model(Path(folder)))
         ahead = Bench(model, args.rate, Path(folder), memory=args.rate)
         serial = Bench(model, args.rate, Path(folder), memory=args.rate, prefetch=False)
+        ahead.look()
+        serial.look()
         locked, streamed = (Case(args.rate, 8, 24, share) for share in (1.2, 0.0))
         computing_s = ahead.measure(locked, "flexgen-opt", args.repeat)["tpot_s"]
         streamed_s = ahead.measure(streamed, "flexgen", args.repeat)["tpot_s"]
