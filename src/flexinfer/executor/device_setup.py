@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from flexinfer.errors import BudgetError, OptionError
+from flexinfer.errors import BudgetError, FlexInferError, OptionError
 from flexinfer.executor.device import OpenDevice
 from flexinfer.executor.device_probe import probe_device
 from flexinfer.executor.model import Model
@@ -91,25 +91,24 @@ def _best(
     seed: Counts,
 ) -> DevicePlan | None:
     """The plan that promises the least latency, near the seed and near those that are plain: what
-    an estimate of the memory cannot know, real plans do. Raises BudgetError where none fits.
+    an estimate of the memory cannot know, real plans do. Raises what one was refused for where all
+    are.
     """
     n, vram_bytes = len(model.spec.layers), _vram_bytes(options, device)
     parts: dict[Counts, DevicePlan | None] = {}
-    refusals: list[BudgetError] = []
+    refusals: list[FlexInferError] = []
 
     def latency_s(counts: Counts) -> float:
+        asked = Requested(split(n, counts[0]), split(n, counts[1]))
+        part = None
         try:
-            if counts not in parts:
-                asked = Requested(split(n, counts[0]), split(n, counts[1]))
-                parts[counts] = (
-                    _plan(model, options, workload, device, vram_bytes, asked)
-                    if asked.needs_device
-                    else None
-                )
-            found = promise(parts[counts])
-        except BudgetError as error:
+            if asked.needs_device:
+                part = _plan(model, options, workload, device, vram_bytes, asked)
+            found = promise(part)
+        except (BudgetError, OptionError) as error:  # an option may be in vain in some plans
             refusals.append(error)
             return float("inf")
+        parts[counts] = part
         return found.ttft_s + max(0, workload.new_tokens - 1) * found.tpot_s
 
     best = least(latency_s, (seed, (0, 0), (n, 0), (n, n)), n)

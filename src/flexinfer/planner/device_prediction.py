@@ -46,10 +46,8 @@ def predict_device(
     load = plan.workload
     kind = KV_TYPES[plan.kv_type]
     prompt = list(_prompt(plan))
-    ring_bytes = device.ring_slots * device.slot_bytes if plan.prefetch else 0
     ttft_s = sum(
-        sweeps.times("prefill", work, 0 if at else ring_bytes).seconds
-        for at, work in enumerate(prompt)
+        sweeps.times("prefill", work, first=not at).seconds for at, work in enumerate(prompt)
     )
     decode = sweeps.times("decode", Work(1, load.prompt_tokens + load.new_tokens // 2, kind))
     tpot_s = decode.seconds
@@ -77,12 +75,15 @@ class _Sweeps:
     hardware: Hardware
     device: Device
 
-    def times(self, name: PhaseName, work: Work, ahead_bytes: int = 0) -> SweepTimes:
-        """Of one sweep; `ahead_bytes` of what streams to the device are there when it begins."""
+    def times(self, name: PhaseName, work: Work, *, first: bool = False) -> SweepTimes:
+        """Of one sweep. When the `first` one begins nothing is on the device yet: a prompt comes as
+        soon as the model is there.
+        """
         layers = by_layer(self.matrices)
         table = phase(self.spec, layers, self.hardware, [work]).sweeps[0]
         processors = self.part.strategy(name).processors
         last = len(table) - 1
+        link, transfers = self.device.to_device, 0
         stages, streamed, from_disk = [], [], 0.0
         for at, (times, processor) in enumerate(zip(table, processors, strict=True)):
             locked = at in self.part.locked_layers
@@ -94,12 +95,13 @@ class _Sweeps:
             slower_s = 0.0 if locked else self._unmixing_s(at)
             stages.append(self._device_s(at, times, work) + slower_s)
             tensors = [*layers[at], *(layers[-1] if at == last else ())]
-            streamed.append(0.0 if locked else self._as_bytes(tensors))
+            count = 0 if locked else self._transfers(tensors)
+            transfers += count
+            size = 0 if locked else times.weight_bytes
+            streamed.append(size + count * link.latency_s * link.bytes_per_s)  # as bytes, too
             from_disk += 0.0 if locked else times.weight_bytes
-        for at, size in enumerate(streamed):
-            streamed[at] = max(0.0, size - ahead_bytes)
-            ahead_bytes = max(0, ahead_bytes - round(size))
-        seconds = self._over_link(stages, streamed) + self._crossing_s(processors, work)
+        seconds = self._over_link(stages, streamed, transfers, first=first)
+        seconds += self._crossing_s(processors, work)
         placement = self.plan.placement
         held = placement.locked_bytes + placement.streamed_bytes
         share = placement.streamed_bytes / held if held else 0.0
@@ -151,24 +153,29 @@ class _Sweeps:
         row_bytes = 2 * self.spec.kv_heads * kind.row_bytes(self.spec.head_dim)
         return self.device.to_device.seconds(pages * PAGE_TOKENS * row_bytes, pages)
 
-    def _as_bytes(self, tensors: Sequence[TensorInfo]) -> float:
-        """What crosses the link for these matrices, latencies as the bytes that they cost."""
-        link, slot = self.device.to_device, self.part.slot_bytes
-        sizes = [tensor.size_bytes for tensor in tensors]
-        transfers = sum(-(-size // slot) for size in sizes)
-        return sum(sizes) + transfers * link.latency_s * link.bytes_per_s
+    def _transfers(self, tensors: Sequence[TensorInfo]) -> int:
+        """That bring these matrices: each is one, or several where it is larger than a slot."""
+        return sum(-(-tensor.size_bytes // self.part.slot_bytes) for tensor in tensors)
 
-    def _over_link(self, stages: Sequence[float], streamed: Sequence[float]) -> float:
+    def _over_link(
+        self,
+        stages: Sequence[float],
+        streamed: Sequence[float],
+        transfers: int,
+        *,
+        first: bool,
+    ) -> float:
+        """A slot carries a transfer, however little of it that fills."""
         link = self.device.to_device
         if not self.plan.prefetch or not any(streamed):
             return sum(stages) + sum(streamed) / link.bytes_per_s
         ring = RingPlan(
             self.part.ring_slots,
-            self.part.slot_bytes,
+            round(sum(streamed) / transfers),
             most_held(self.matrices, request_bytes(self.matrices)),
             LINK_THREADS,
         )
-        return sweep_seconds(stages, streamed, Disk({1: link.bytes_per_s}), ring)
+        return sweep_seconds(stages, streamed, Disk({1: link.bytes_per_s}), ring, first=first)
 
     def _crossing_s(self, processors: Sequence[str], work: Work) -> float:
         """The hidden state or the embedding, and the rope's angles, to the device; the logits
