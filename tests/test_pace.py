@@ -60,6 +60,16 @@ def test_a_slow_operation_gives_the_next_one_no_credit(clock: Clock) -> None:
     assert clock.now == 115
 
 
+def test_work_before_a_wait_for_nothing_stays_inside(clock: Clock) -> None:
+    device = Pace()
+    clock.now += 2
+    device.wait()  # nothing was charged yet
+    clock.now += 1
+    device.charge(5)
+    device.wait()
+    assert clock.now == 105
+
+
 def test_time_of_others_is_not_computing(clock: Clock) -> None:
     device = Pace()
     clock.now += 4  # a stall
