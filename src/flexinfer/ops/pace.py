@@ -37,7 +37,7 @@ class Pace:
             self._began = time.perf_counter()
 
     def wait(self) -> None:
-        """Until all that was charged is due. Where it is already, the operation under way goes on."""
+        """Until all that was charged is due; where it is already, what is under way goes on."""
         if self.due_at > time.perf_counter():
             self._began = sleep_until(self.due_at)
 
