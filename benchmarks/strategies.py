@@ -18,7 +18,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -52,6 +52,7 @@ CHANGING: dict[str, dict[str, str]] = {
     "offload/cpu": {"prefill_strategy": "gpu-offload", "decode_strategy": "cpu"},
     "offload/half": {"prefill_strategy": "gpu-offload", "decode_strategy": "split:half"},
 }
+ALL = (*FIXED, *CHANGING, CHOSEN)
 PROMPTS, ANSWERS = (8, 48), (4, 20)
 MEMORY = 2500  # MB/s of the device's
 NOTHING = {Category.INTERPRETER: 0, Category.TOKENIZER: 0}  # budgets count from 0, not from here
@@ -207,31 +208,55 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         what: [abs(r[what] / r[f"predicted_{what}"] - 1) for r in ran]
         for what in ("ttft_s", "tpot_s", "latency_s")
     }
-    over_best, over_fixed = [], []
     by_case: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for r in ran:
         by_case.setdefault(tuple(r[f] for f in Case.__slots__), {})[r["strategy"]] = r
-    for found in by_case.values():
-        if CHOSEN not in found:
-            continue
-        # What comes to the same plan is one strategy, its figure that of all its runs.
-        same: dict[tuple[Any, ...], list[float]] = {}
-        for r in found.values():
-            same.setdefault(_plan_key(r), []).append(r["latency_s"])
-        latency_s = {name: median(same[_plan_key(r)]) for name, r in found.items()}
-        over_best.append(latency_s[CHOSEN] / min(latency_s.values()) - 1)
-        fixed = [s for name, s in latency_s.items() if name in FIXED]
-        over_fixed.append(latency_s[CHOSEN] / min(fixed) - 1)
+    by_ram = {
+        f"{share:g}": median(abs(r["tpot_s"] / r["predicted_tpot_s"] - 1) for r in found)
+        for share in sorted({r["ram_share"] for r in ran})
+        if (found := [r for r in ran if r["ram_share"] == share])
+    }
     return {
         "cases": len(by_case),
         "runs": len(ran),
         "median_error": {what: median(values) for what, values in errors.items()},
         "worst_error": {what: max(values) for what, values in errors.items()},
-        "chosen_within_5_percent_of_best": sum(x <= 0.05 for x in over_best) / len(over_best),
-        "chosen_over_best_at_most": max(over_best),
-        "chosen_over_best_fixed_at_least": min(over_fixed),
-        "chosen_over_best_fixed_at_most": max(over_fixed),
+        "median_tpot_error_by_ram_share": by_ram,
+        "choice": _choice(by_case.values(), pooled=False),
+        "choice_same_plans_pooled": _choice(by_case.values(), pooled=True),
     }
+
+
+def _choice(cases: Iterable[dict[str, dict[str, Any]]], *, pooled: bool) -> dict[str, float]:
+    """How near the choice came to the best that was measured, and to the best fixed strategy.
+    `pooled`: what comes to the same plan counts as one strategy, its figure that of all its runs.
+    """
+    over_best, over_fixed = [], []
+    for found in cases:
+        if CHOSEN not in found:
+            continue
+        same: dict[tuple[Any, ...], list[float]] = {}
+        for name, r in found.items():
+            same.setdefault(_plan_key(r) if pooled else (name,), []).append(r["latency_s"])
+        latency_s = {
+            name: median(same[_plan_key(r) if pooled else (name,)]) for name, r in found.items()
+        }
+        over_best.append(latency_s[CHOSEN] / min(latency_s.values()) - 1)
+        fixed = [s for name, s in latency_s.items() if name in FIXED]
+        over_fixed.append(latency_s[CHOSEN] / min(fixed) - 1)
+    if not over_best:
+        return {}
+    return {
+        "within_5_percent_of_best": sum(x <= 0.05 for x in over_best) / len(over_best),
+        "over_best_at_most": max(over_best),
+        "over_best_fixed_at_least": min(over_fixed),
+        "over_best_fixed_at_most": max(over_fixed),
+    }
+
+
+def _has(rows: list[dict[str, Any]], case: Case, name: str) -> bool:
+    key = asdict(case) | {"strategy": name}
+    return any(key.items() <= r.items() for r in rows)
 
 
 def _plan_key(r: dict[str, Any]) -> tuple[Any, ...]:
@@ -279,11 +304,10 @@ def main() -> None:
         for link in args.links:
             bench = Bench(model, link, Path(folder))
             for case in cases(link):
-                bench.look()
-                for name in (*FIXED, *CHANGING, CHOSEN):
-                    key = asdict(case) | {"strategy": name}
-                    if any(key.items() <= r.items() for r in rows):
-                        continue
+                wanted = [name for name in ALL if not _has(rows, case, name)]
+                if wanted:
+                    bench.look()
+                for name in wanted:
                     rows.append(bench.measure(case, name, args.repeat))
                     print(list(table(rows[-1:], ""))[-1], flush=True)
                     if args.json:
