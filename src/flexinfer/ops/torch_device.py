@@ -13,6 +13,8 @@ from flexinfer.models.spec import ModelSpec
 from flexinfer.ops.torch import Activations, DeviceCache, Fused, Rows, TorchOps
 from flexinfer.ops.torch_memory import DeviceArena, DeviceRegion
 from flexinfer.ops.torch_weights import Memory
+from flexinfer.planner.hardware import Device
+from flexinfer.planner.machines import EMULATED
 from flexinfer.streaming.prefetcher import Stream
 
 _KINDS = ("cpu", "cuda")
@@ -34,9 +36,11 @@ class TorchDevice:
             self._device = None
         if self._device is None or self._device.type not in _KINDS:
             raise OptionError(
-                f"unknown --device {name!r}", f"known: {', '.join(_KINDS)}, cuda:1, …"
+                f"unknown --device {name!r}",
+                f"known: {', '.join(_KINDS)}, cuda:1, …, {EMULATED}MACHINE",
             )
         self.name = name
+        self.emulates: Device | None = None
         self._activations = activations
         self._matmul: Any = torch.float32 if self.stand_in else torch.bfloat16
         self._fused: Fused | None = None
