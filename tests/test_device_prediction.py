@@ -77,6 +77,24 @@ def test_interleaved_weights_take_what_putting_them_in_order_takes(bench: Bench)
     assert found.tpot_s == pytest.approx(weight_bytes(bench) / 1e6, rel=1e-3)
 
 
+def test_rows_from_the_disk_take_what_unpacking_them_takes(bench: Bench) -> None:
+    part = bench.device_plan(bench.split(1), bench.split(1))
+    model, plan = bench.model, bench.plan(part, host_share=0.2)
+    hardware = replace(bench.planned.hardware, device=RATES)
+    slow = {
+        name: replace(rates, streamed_bytes_per_s=1e5)
+        for name, rates in hardware.host.kernels.items()
+    }
+    slower = replace(hardware, host=replace(hardware.host, kernels=slow))
+    before, after = (
+        predict_device(model.spec, model.weights.matrices, plan, each).tpot_s
+        for each in (hardware, slower)
+    )
+    streamed_bytes = plan.placement.streamed_bytes
+    assert streamed_bytes > 0
+    assert after - before == pytest.approx(streamed_bytes / 1e5, rel=0.02)
+
+
 def test_a_cache_that_moves_between_the_phases_counts_once(bench: Bench) -> None:
     slow = replace(RATES, to_device=Link(1e6))
     part = bench.device_plan(bench.split(0), bench.split(2))

@@ -17,9 +17,10 @@ from flexinfer.models.weights import Matrix
 from flexinfer.planner.cutting import most_held, request_bytes
 from flexinfer.planner.device import LINK_THREADS, DevicePlan, PhaseName
 from flexinfer.planner.disk import Disk
-from flexinfer.planner.estimator import Cost, SweepEstimate, Work, by_layer
+from flexinfer.planner.estimator import Cost, SweepEstimate, Work, by_layer, unpacking_s
 from flexinfer.planner.hardware import Device, Hardware
 from flexinfer.planner.phases import FLOAT_BYTES, LayerTimes, phase
+from flexinfer.planner.placement import PlacedMatrix
 from flexinfer.planner.planner import Plan, Prediction
 from flexinfer.planner.ring import RingPlan, sweep_seconds
 from flexinfer.planner.sizes import KV_TYPES, PAGE_TOKENS
@@ -88,7 +89,7 @@ class _Sweeps:
         for at, (times, processor) in enumerate(zip(table, processors, strict=True)):
             locked = at in self.part.locked_layers
             if processor == "host":
-                stages.append(times.host.total_s)
+                stages.append(times.host.total_s + self._unpacking_s(at))
                 streamed.append(0.0)
                 from_disk += times.weight_bytes
                 continue
@@ -138,13 +139,21 @@ class _Sweeps:
         streamed_bytes_per_s = self.device.streamed_bytes_per_s
         if streamed_bytes_per_s is None:
             return 0.0
-        last = at == len(self.spec.layers) - 1
         mixed_bytes = sum(
-            placed.locked_rows * placed.matrix.tensor.row_bytes
-            for placed in self.plan.placement.matrices
-            if placed.matrix.layer == at or (last and placed.matrix.layer < 0)
+            placed.locked_rows * placed.matrix.tensor.row_bytes for placed in self._placed(at)
         )
         return mixed_bytes * max(0.0, 1 / streamed_bytes_per_s - 1 / self.device.memory_bytes_per_s)
+
+    def _unpacking_s(self, at: int) -> float:
+        """What the layer's rows that stream from the disk take the host besides."""
+        return sum(unpacking_s(placed, self.hardware.host) for placed in self._placed(at))
+
+    def _placed(self, at: int) -> Iterator[PlacedMatrix]:
+        """The layer's matrices, the last's with the head."""
+        last = at == len(self.spec.layers) - 1
+        for placed in self.plan.placement.matrices:
+            if placed.matrix.layer == at or (last and placed.matrix.layer < 0):
+                yield placed
 
     def _pages_s(self, tokens: int) -> float:
         """One layer's pages of the host's cache that hold these, one transfer each."""

@@ -14,7 +14,7 @@ from flexinfer.formats.quants import BlockType
 from flexinfer.models.spec import ModelSpec
 from flexinfer.models.weights import Matrix
 from flexinfer.planner.hardware import Device, Hardware, Host
-from flexinfer.planner.placement import Placement
+from flexinfer.planner.placement import PlacedMatrix, Placement
 from flexinfer.planner.ring import RingPlan, sweep_seconds
 
 TILE_KEYS = 64  # keys that the attention kernel scores together
@@ -112,14 +112,19 @@ def streamed_costs(spec: ModelSpec, placement: Placement, host: Host, work: Work
     """
     matrices = [placed.matrix for placed in placement.matrices]
     costs = stage_costs(spec, by_layer(matrices), host, work)
-    for placed in placement.matrices:
-        if placed.segments:
-            tensor = placed.matrix.tensor
-            rates = host.kernels[tensor.block_type.name]
-            streamed = (tensor.rows - placed.locked_rows) * tensor.row_bytes
-            slower = 1 / rates.streamed_bytes_per_s - 1 / rates.bytes_per_s
-            costs[placed.matrix.layer] += Cost(streamed * max(0.0, slower))  # the head's -1 is last
+    for placed in placement.matrices:  # the head's -1 is last
+        costs[placed.matrix.layer] += Cost(unpacking_s(placed, host))
     return costs
+
+
+def unpacking_s(placed: PlacedMatrix, host: Host) -> float:
+    """What products with the matrix's streamed rows take beyond those with locked ones."""
+    if not placed.segments:
+        return 0.0
+    tensor = placed.matrix.tensor
+    rates = host.kernels[tensor.block_type.name]
+    slower = 1 / rates.streamed_bytes_per_s - 1 / rates.bytes_per_s
+    return (tensor.rows - placed.locked_rows) * tensor.row_bytes * max(0.0, slower)
 
 
 def stage_costs(
