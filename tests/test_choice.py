@@ -207,7 +207,8 @@ def test_the_papers_baselines_are_what_they_say() -> None:
     weights = sum(m.tensor.size_bytes for m in OPT.weights.matrices)
     assert found["flexgen"].decode.to_device_bytes == weights
     assert machine.device is not None
-    assert found["flexgen"].tpot_s == pytest.approx(machine.device.to_device.seconds(weights))
+    link = machine.device.to_device
+    assert found["flexgen"].tpot_s == pytest.approx(link.seconds(weights, layers))
 
 
 def test_when_all_fits_on_the_device_nothing_goes_over_the_link() -> None:
@@ -243,7 +244,7 @@ def test_a_prompts_cache_moves_to_the_processor_that_decodes() -> None:
     tiers = Tiers(10, 10)
     moved = choice._evaluate("x", Placing(48, 4, 10, tiers)).hand_over_s
     one_layer = 16 * 100 * 2 * OPT.spec.dim * 2
-    assert moved == pytest.approx(6 * one_layer / (0.8 * 31.5e9))
+    assert moved == pytest.approx(6 * one_layer / (0.8 * 31.5e9) + 10e-6)
     back = choice._evaluate("x", Placing(48, 12, 10, tiers))
     assert back.hand_over_s == 0 and back.prefill.to_host_bytes == 2 * one_layer
 

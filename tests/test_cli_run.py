@@ -34,6 +34,8 @@ NAMES = [
     "link_bytes",
     "device_bytes",
     "vram_bytes",
+    "device",
+    "emulated",
     "finish_reason",
 ]
 BUDGET = 110 << 20  # a third of the weights stays

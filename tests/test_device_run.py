@@ -4,6 +4,7 @@ import copy
 import ctypes
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from flexinfer.errors import BudgetError
 from flexinfer.executor.kv_cache import Sequence
 from flexinfer.executor.model import Model, open_model
 from flexinfer.ops.base import Span
+from flexinfer.ops.torch import TorchOps
 from flexinfer.ops.torch_device import TorchDevice
 from flexinfer.planner.device import PhaseName
 
@@ -141,6 +143,27 @@ def test_an_abandoned_sweep_leaves_nothing_behind(bench: Bench) -> None:
             with pytest.raises(KeyboardInterrupt):
                 list(llm.stream(PROMPT[::-1], params, progress))
         assert llm.generate(PROMPT, params).token_ids == expected
+
+
+def test_a_cache_that_cannot_go_back_ends_the_request_and_no_more(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = bench.tightest(bench.split(3), bench.split(0))
+    params = SamplingParams(max_tokens=4, ignore_end=True)
+    with bench.run(device, 0.3) as llm:
+        expected = llm.generate(PROMPT, params).token_ids
+        real, calls = TorchOps.cached, itertools.count()
+
+        def failing(self: TorchOps, *arguments: Any) -> Any:
+            if next(calls) == 1:  # the second layer's
+                raise OSError("the link is down")
+            return real(self, *arguments)
+
+        monkeypatch.setattr(TorchOps, "cached", failing)
+        with pytest.raises(OSError, match="link is down"):
+            llm.generate(PROMPT[::-1], params)
+        assert llm.generate(PROMPT, params).token_ids == expected
+        assert next(calls) > 3
 
 
 def test_a_second_turn_goes_on_from_the_first(bench: Bench) -> None:

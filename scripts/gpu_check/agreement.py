@@ -151,7 +151,14 @@ class Case:
         )
         planned = self._planned
         plan = plan_device(
-            self._model, options, planned.plan.workload, device, planned.hardware, ABUNDANT_RAM
+            self._model,
+            options,
+            planned.plan.workload,
+            device,
+            planned.hardware,
+            budget_bytes=ABUNDANT_RAM,
+            base_bytes=0,
+            promise=_not_asked,
         )
         assert plan is not None
         return plan
@@ -167,6 +174,11 @@ class Case:
             except BudgetError:
                 least = middle
         return most
+
+
+def _not_asked(plan: DevicePlan | None) -> Any:
+    """Only `auto` asks what plans promise."""
+    raise NotImplementedError
 
 
 def forced(llm: LLM) -> np.ndarray:

@@ -15,7 +15,7 @@ from flexinfer.executor.device_probe import probe_device
 from flexinfer.executor.model import open_model
 from flexinfer.memory.arena import Arena
 from flexinfer.ops.torch_device import TorchDevice
-from flexinfer.streaming.link import THREADS
+from flexinfer.planner.device import LINK_THREADS
 from flexinfer.units import GiB, MiB
 from models import SHAPES, TYPES, write_model
 
@@ -33,15 +33,22 @@ def main() -> None:
     bare = _bare(torch.device(args.device), device)
     ours = _ours(device)
     path = args.folder / "rates.gguf"
-    write_model(path, SHAPES["tiny"], TYPES["F16"])
-    spec = open_model(path).spec
-    path.unlink()
     types = {}
     for name in args.types:
-        probed = probe_device(device, spec, (TYPES[name],), GiB)
-        rates = {"bytes_per_s": probed.memory_bytes_per_s, "ops_per_s": probed.ops_per_s[name]}
-        types[name] = rates
-    link = {"probed_link_bytes_per_s": probed.to_device.bytes_per_s}
+        write_model(path, SHAPES["tiny"], TYPES[name])
+        probed = probe_device(device, open_model(path), GiB)
+        types[name] = {
+            "bytes_per_s": probed.memory_bytes_per_s,
+            "streamed_bytes_per_s": probed.streamed_bytes_per_s,
+            "ops_per_s": probed.ops_per_s[name],
+        }
+    path.unlink()
+    link = {
+        "probed_to_device_bytes_per_s": probed.to_device.bytes_per_s,
+        "probed_to_device_latency_s": probed.to_device.latency_s,
+        "probed_to_host_bytes_per_s": probed.to_host.bytes_per_s,
+        "probed_layer_s": probed.layer_s,
+    }
     print(json.dumps(bare | ours | link | {"types": types}))
 
 
@@ -74,7 +81,7 @@ def _ours(device: TorchDevice) -> dict[str, Any]:
     slots = 4
     memory = device.arena(slots * REQUEST_BYTES)
     targets = [memory.take(REQUEST_BYTES) for _ in range(slots)]
-    with Arena(slots * REQUEST_BYTES) as arena, ThreadPoolExecutor(THREADS) as threads:
+    with Arena(slots * REQUEST_BYTES) as arena, ThreadPoolExecutor(LINK_THREADS) as threads:
         source = arena.take(slots * REQUEST_BYTES)
         ctypes.memset(source.address, 1, source.size_bytes)
         page_locked = device.page_lock(arena.address, arena.used_bytes)

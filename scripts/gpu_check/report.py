@@ -57,7 +57,10 @@ def rates(row: Row) -> list[str]:
         ("host → device, pageable", _giga(row["pageable_to_device_bytes_per_s"])),
         ("host → device, pinned by torch", _giga(row["pinned_to_device_bytes_per_s"])),
         ("host → device, our arena, our copies", _giga(row["ours_to_device_bytes_per_s"])),
-        ("host → device, as probed for predictions", _giga(row["probed_link_bytes_per_s"])),
+        ("host → device, as probed for predictions", _giga(row["probed_to_device_bytes_per_s"])),
+        ("… a transfer's latency", f"{1e6 * row['probed_to_device_latency_s']:.3g} µs"),
+        ("device → host, as probed for predictions", _giga(row["probed_to_host_bytes_per_s"])),
+        ("asking for a layer's operations", f"{1e6 * row['probed_layer_s']:.3g} µs"),
         ("device → host, pinned by torch", _giga(row["pinned_to_host_bytes_per_s"])),
         ("device memory, copied", _giga(row["memory_bytes_per_s"])),
         (
@@ -66,7 +69,12 @@ def rates(row: Row) -> list[str]:
         ),
     ]
     types = [
-        (name, _giga(found["bytes_per_s"]), f"{found['ops_per_s'] / 1e12:.3g} TFLOP/s")
+        (
+            name,
+            _giga(found["bytes_per_s"]),
+            _giga(found["streamed_bytes_per_s"]),
+            f"{found['ops_per_s'] / 1e12:.3g} TFLOP/s",
+        )
         for name, found in row["types"].items()
     ]
     return [
@@ -74,7 +82,7 @@ def rates(row: Row) -> list[str]:
         "",
         *table(
             "Our products on the device, as probed for predictions",
-            ("type", "weights, 1 token", "256 tokens"),
+            ("type", "1 token, as in the file", "interleaved", "256 tokens"),
             types,
         ),
     ]

@@ -267,6 +267,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|FILE",
         help="not this machine: icl-a100, spr-h100, laptop, desktop, mini-pc, or a TOML file",
     )
+    _add_device_name(parser)
     parser.add_argument(
         "--vram", type=parse_bytes, metavar="SIZE", help="device memory; default: all of it"
     )
@@ -378,10 +379,17 @@ def _add_budget(parser: argparse.ArgumentParser, several: bool = False) -> None:
     )
 
 
-def _add_device(parser: argparse.ArgumentParser) -> None:
+def _add_device_name(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--device", metavar="NAME", help="an accelerator: cuda, cuda:1, or cpu as a stand-in"
+        "--device",
+        metavar="NAME",
+        help="an accelerator: cuda, cuda:1; cpu as a stand-in, or an emulated one: emulated:small, "
+        "emulated:MACHINE, emulated:MACHINE@SCALE, a machine being what plan --hardware takes",
     )
+
+
+def _add_device(parser: argparse.ArgumentParser) -> None:
+    _add_device_name(parser)
     parser.add_argument(
         "--vram",
         type=parse_bytes,

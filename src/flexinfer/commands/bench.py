@@ -22,9 +22,11 @@ from flexinfer.executor.sampler import SamplingParams
 from flexinfer.executor.setup import plan_run
 from flexinfer.executor.stats import Stats
 from flexinfer.llm import LLM
+from flexinfer.planner.machines import EMULATED
 from flexinfer.units import format_bytes
 
 EXIT_CRASHED = 1
+LABELS = ("device", "emulated")  # of a run, the same in every repeat
 COLUMNS = (
     ("budget", 8),
     ("locked", 8),
@@ -49,6 +51,8 @@ def bench(args: argparse.Namespace, console: Console) -> int:
         return code
     path = model_path(args.model)
     if not args.json:
+        if args.device is not None and args.device.startswith(EMULATED):
+            print(f"{args.device}: an emulated accelerator, no figure is of a real one")
         print(_row([name for name, _ in COLUMNS]), flush=True)
     runs, code = [], 0
     budgets = args.ram or [None]
@@ -157,7 +161,10 @@ def _summary(llm: LLM, repeats: list[Stats], loaded_bytes: int) -> dict[str, Any
     run: dict[str, Any] = {}
     for name in each[0]:
         values = [stats[name] for stats in each]
-        run[name] = None if None in values else median(values)
+        if name in LABELS:
+            run[name] = values[0]
+        else:
+            run[name] = None if None in values else median(values)
     run["peak_rss_bytes"] = max(stats.peak_rss_bytes for stats in repeats)
     run["disk_read_bytes"] += loaded_bytes
     rates = {
@@ -172,7 +179,6 @@ def _summary(llm: LLM, repeats: list[Stats], loaded_bytes: int) -> dict[str, Any
         "policy": plan.policy,
         "prefill_strategy": plan.device.prefill.name if plan.device else "cpu",
         "decode_strategy": plan.device.decode.name if plan.device else "cpu",
-        "device": llm.planned.device.name if llm.planned.device else None,
         "prefetch": plan.prefetch,
         "ring_slots": plan.ring.slots,
         "io_threads": plan.io_threads,

@@ -3,6 +3,7 @@
 import argparse
 
 from flexinfer.commands.console import Console
+from flexinfer.commands.emulation import describe_emulation
 from flexinfer.commands.figures import amount_of_bytes, bytes_rate, count, tokens_rate
 from flexinfer.commands.plan_view import show
 from flexinfer.commands.progress import Phase, Progress
@@ -36,7 +37,7 @@ def options(args: argparse.Namespace, ram: int | None, ctx: int | None) -> Optio
 def announce(model: Model, planned: Planned, console: Console, *, chat: bool = False) -> None:
     """Say what is planned: in three lines, or all of it."""
     lines = show(model, planned) if console.verbose else describe_plan(model, planned, chat=chat)
-    console.say("\n".join(lines))
+    console.say("\n".join([*lines, *describe_emulation(planned)]))
 
 
 def load(model: Model, planned: Planned, console: Console) -> LLM:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flexinfer.commands import curve, plots
+from flexinfer.commands.emulation import describe_emulation
 from flexinfer.commands.loading import options
 from flexinfer.commands.models import model_path
 from flexinfer.commands.plan_view import shares, show
@@ -37,6 +38,7 @@ def plan_here(args: argparse.Namespace) -> int:
     context = longest_context(model, planned)
     facts["longest_context_tokens"] = context
     lines.append(f"context    up to {context} tokens fit this budget")
+    lines += describe_emulation(planned)
 
     def point(budget_bytes: int) -> curve.Point:
         found = replan(model, planned, budget_bytes=budget_bytes)
@@ -73,7 +75,7 @@ def _check_here(args: argparse.Namespace) -> None:
     """Raises OptionError for what needs another machine than this."""
     machines = f"give --hardware: {', '.join(PRESETS)}, or a file"
     others = {
-        "--vram": args.vram is not None,
+        "--vram": args.vram is not None and args.device is None,
         "--batch": args.batch != 1,
         "--objective": args.objective != "latency",
         "--strategy": args.strategy is not None,
@@ -156,6 +158,7 @@ def as_json(planned: Planned, *, pinned: bool) -> dict[str, Any]:
         "pinned": pinned,
         "policy": plan.policy,
         "prefetch": plan.prefetch,
+        **_device_json(planned),
         "threads": planned.context.threads,
         "kv_type": plan.kv_type,
         "context_tokens": plan.workload.context_tokens,
@@ -181,4 +184,17 @@ def as_json(planned: Planned, *, pinned: bool) -> dict[str, Any]:
         "predicted_ttft_s": prediction.ttft_s,
         "predicted_tpot_s": prediction.tpot_s,
         "bound_tpot_s": prediction.bound_tpot_s,
+    }
+
+
+def _device_json(planned: Planned) -> dict[str, Any]:
+    """What an accelerator, emulated or not, does and holds."""
+    plan, device = planned.plan.device, planned.device
+    return {
+        "device": device.name if device else None,
+        "emulated": planned.emulated,
+        "prefill_strategy": plan.prefill.name if plan else "cpu",
+        "decode_strategy": plan.decode.name if plan else "cpu",
+        "vram_bytes": plan.vram_bytes if plan else 0,
+        "device_parts": {str(c): size for c, size in plan.parts.items()} if plan else {},
     }

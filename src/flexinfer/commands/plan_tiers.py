@@ -15,8 +15,7 @@ from flexinfer.memory.budget import Availability, default_budget, resident_bytes
 from flexinfer.models.shapes import DEFAULT_TYPE, NAMED, Shape, named_shape, shape_from_config
 from flexinfer.planner.choice import BASELINES, CHOSEN, Candidate, Chooser
 from flexinfer.planner.hardware import Hardware
-from flexinfer.planner.hardware_file import read_hardware
-from flexinfer.planner.presets import preset
+from flexinfer.planner.machines import find_hardware
 from flexinfer.planner.questions import most, possible
 from flexinfer.planner.tiers import Load
 from flexinfer.units import format_bytes
@@ -29,6 +28,7 @@ HERE = {  # options that are of a run on this machine: their values where they w
     "--io-threads": ("io_threads", None),
     "--threads": ("threads", None),
     "--force": ("force", False),
+    "--device": ("device", None),
 }
 
 
@@ -89,13 +89,6 @@ def plan_tiers(args: argparse.Namespace) -> int:
         plots.plot_memory(tiers_view.memory(chosen), title, args.plot)
     print(json.dumps(facts) if args.json else "\n".join(lines))
     return 0
-
-
-def find_hardware(name: str) -> Hardware:
-    """A preset, or a TOML file: whatever ends so or has a slash. Raises FlexInferError."""
-    if name.endswith(".toml") or "/" in name:
-        return read_hardware(Path(name))
-    return preset(name)
 
 
 def _model(args: argparse.Namespace) -> tuple[Shape, int]:

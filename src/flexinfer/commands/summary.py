@@ -66,4 +66,7 @@ def describe_stats(stats: Stats, disk_read_bytes: int, *, predicted_ttft: bool) 
         )
         words.append(f"{measured} (predicted {predicted.removesuffix(' tokens/s')})")
     peak = f"peak {format_bytes(stats.peak_rss_bytes)} of {format_bytes(stats.budget_bytes)}"
-    return " · ".join([*words, peak, f"{format_bytes(disk_read_bytes)} read"])
+    words += [peak, f"{format_bytes(disk_read_bytes)} read"]
+    if stats.device is not None and stats.emulated:
+        words.append(f"on {stats.device}, no real accelerator")
+    return " · ".join(words)

@@ -22,6 +22,8 @@ from flexinfer.ops.cpu import CpuOps
 from flexinfer.ops.embedding import EmbeddingRows
 from flexinfer.ops.kernels import Cache
 from flexinfer.planner.device import DevicePlan, PhaseName
+from flexinfer.planner.hardware import Device as Rates
+from flexinfer.planner.machines import EMULATED, emulated_device
 from flexinfer.planner.placement import BLOCK_BYTES, Placement, Request
 from flexinfer.planner.sizes import Sizes, aligned
 from flexinfer.streaming.link import Copier, Interruptible, PhaseStreams, Pipeline, Transfer
@@ -46,6 +48,8 @@ class OpenDevice(Protocol):
     """An accelerator, as `ops.torch_device` opens it."""
 
     name: str
+
+    emulates: Rates | None  # what it stands for, where it is no real accelerator but paced as one
 
     @property
     def stand_in(self) -> bool: ...
@@ -83,9 +87,12 @@ class OpenDevice(Protocol):
 
 
 def open_device(name: str) -> OpenDevice:
-    """Raises OptionError for a device that is unknown or not there, and where torch is not."""
+    """Raises OptionError for a device that is unknown or not there, and where torch is not;
+    FormatError for a file of what is to be emulated.
+    """
     try:
         from flexinfer.ops.torch_device import TorchDevice
+        from flexinfer.ops.torch_emulated import EmulatedDevice
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -93,6 +100,8 @@ def open_device(name: str) -> OpenDevice:
             f"--device {name} needs torch, which is not installed",
             "pip install 'flexinfer[torch]'",
         ) from error
+    if name.startswith(EMULATED):
+        return EmulatedDevice(name, emulated_device(name))
     return TorchDevice(name)
 
 
@@ -181,7 +190,7 @@ class DeviceBuilder:
             ops,
             {phase: side(phase) for phase in PHASES},
             {phase: plan.strategy(phase).processors for phase in PHASES},
-            CacheMoves(host.spec, host_ops, ops, plan.cached_layers),
+            CacheMoves(host.spec, host_ops, ops, plan.shared_spaces, behind=host.prefetch),
             pipeline,
         )
 
@@ -206,14 +215,13 @@ class DeviceBuilder:
         def pair() -> tuple[Any, Any]:
             return self._charge(Category.KV_CACHE, half), self._charge(Category.KV_CACHE, half)
 
-        shared = pair() if plan.shares_cache else None
-        regions = [
-            pair() if layer in plan.cached_layers else shared for layer in range(len(spec.layers))
-        ]
-        own = next(region for region in regions if region)
-        return self._device.cache(
-            spec, [region or own for region in regions], plan.cache_tokens, self._host.kv_type
-        )
+        spaces = plan.shared_spaces
+        shared = [pair() for _ in set(spaces.values())]
+        own = {layer: pair() for layer in sorted(plan.cached_layers)}
+        own |= {layer: shared[space] for layer, space in spaces.items()}
+        some = next(iter(own.values()))  # of layers that are never computed here
+        regions = [own.get(layer, some) for layer in range(len(spec.layers))]
+        return self._device.cache(spec, regions, plan.cache_tokens, self._host.kv_type)
 
     def _lock(self) -> dict[tuple[int, str], tuple[Matrix, int]]:
         """Read what stays on the device through the host's ring, as it is in the file."""

@@ -1,23 +1,25 @@
 """From a user's options to what a device does and holds."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from flexinfer.errors import BudgetError, OptionError
+from flexinfer.errors import BudgetError, FlexInferError, OptionError
 from flexinfer.executor.device import OpenDevice
 from flexinfer.executor.device_probe import probe_device
 from flexinfer.executor.model import Model
 from flexinfer.executor.options import Options
-from flexinfer.memory.budget import resident_bytes
 from flexinfer.planner.choice import Chooser
 from flexinfer.planner.device import DevicePlan, make_device_plan
 from flexinfer.planner.hardware import Hardware
-from flexinfer.planner.planner import MAX_SWEEP_TOKENS, Workload
+from flexinfer.planner.planner import MAX_SWEEP_TOKENS, Prediction, Workload
 from flexinfer.planner.requested import AUTO, Requested, requested
+from flexinfer.planner.search import Counts, least
 from flexinfer.planner.strategies import split
 from flexinfer.planner.tiers import DEVICE_OTHER_BYTES, Load
 from flexinfer.units import format_bytes, parse_bytes
 
 KV_TYPES = ("f16", "f32")  # that both processors know
+Promise = Callable[[DevicePlan | None], Prediction]  # what the whole plan then promises
 
 
 def check_device_options(options: Options) -> None:
@@ -47,8 +49,11 @@ def plan_device(
     device: OpenDevice,
     hardware: Hardware,
     budget_bytes: int,
+    base_bytes: int,
+    promise: Promise,
 ) -> DevicePlan | None:
     """The device's part for the strategy asked for; None where all is done by the host.
+    `base_bytes` is what the process holds besides.
 
     Raises OptionError, BudgetError.
     """
@@ -57,7 +62,8 @@ def plan_device(
         options.strategy or AUTO, options.prefill_strategy, options.decode_strategy, layers
     )
     if asked is None:
-        asked = _chosen(model, options, workload, device, hardware, budget_bytes)
+        seed = _estimated(model, options, workload, device, hardware, budget_bytes, base_bytes)
+        return _best(model, options, workload, device, promise, seed)
     if not asked.needs_device:
         if options.vram is not None and options.strategy not in (None, AUTO):
             raise OptionError(
@@ -72,36 +78,73 @@ def plan_device(
 
 def with_device(hardware: Hardware, device: OpenDevice, model: Model, options: Options) -> Hardware:
     """The machine with what its accelerator gives, by a look at it."""
-    types = dict.fromkeys(m.tensor.block_type for m in model.weights.matrices)
-    probed = probe_device(device, model.spec, types, _vram_bytes(options, device))
-    return replace(hardware, device=probed)
+    probed = probe_device(device, model, _vram_bytes(options, device))
+    return replace(hardware, name=f"{hardware.name} with {device.name}", device=probed)
 
 
-def _chosen(
+def _best(
+    model: Model,
+    options: Options,
+    workload: Workload,
+    device: OpenDevice,
+    promise: Promise,
+    seed: Counts,
+) -> DevicePlan | None:
+    """The plan that promises the least latency, near the seed and near those that are plain: what
+    an estimate of the memory cannot know, real plans do. Raises what one was refused for where all
+    are.
+    """
+    n, vram_bytes = len(model.spec.layers), _vram_bytes(options, device)
+    parts: dict[Counts, DevicePlan | None] = {}
+    refusals: list[FlexInferError] = []
+
+    def latency_s(counts: Counts) -> float:
+        asked = Requested(split(n, counts[0]), split(n, counts[1]))
+        part = None
+        try:
+            if asked.needs_device:
+                part = _plan(model, options, workload, device, vram_bytes, asked)
+            found = promise(part)
+        except (BudgetError, OptionError) as error:  # an option may be in vain in some plans
+            refusals.append(error)
+            return float("inf")
+        parts[counts] = part
+        return found.ttft_s + max(0, workload.new_tokens - 1) * found.tpot_s
+
+    best = least(latency_s, (seed, (0, 0), (n, 0), (n, n)), n)
+    if best is None:
+        raise refusals[0]
+    return parts[best]
+
+
+def _estimated(
     model: Model,
     options: Options,
     workload: Workload,
     device: OpenDevice,
     hardware: Hardware,
     budget_bytes: int,
-) -> Requested:
-    """The best split for either phase."""
+    base_bytes: int,
+) -> Counts:
+    """The best split for either phase, as far as memory can be estimated; nothing on the device
+    where by that nothing fits.
+    """
     load = Load(workload.prompt_tokens, workload.new_tokens, workload.context_tokens)
-    placing = (
-        Chooser(
-            model.spec,
-            model.weights,
-            hardware,
-            load,
-            ram_bytes=budget_bytes,
-            vram_bytes=_vram_bytes(options, device) + DEVICE_OTHER_BYTES - device.runtime_bytes,
-            base_bytes=resident_bytes(),
-            kv_type=options.kv_type,
-        )
-        .choose()
-        .placing
+    chooser = Chooser(
+        model.spec,
+        model.weights,
+        hardware,
+        load,
+        ram_bytes=budget_bytes,
+        vram_bytes=_vram_bytes(options, device) + DEVICE_OTHER_BYTES - device.runtime_bytes,
+        base_bytes=base_bytes,
+        kv_type=options.kv_type,
     )
-    return Requested(placing.prefill, placing.decode)
+    try:
+        placing = chooser.choose().placing
+    except BudgetError:
+        return 0, 0
+    return placing.prefill_layers, placing.decode_layers
 
 
 def _vram_bytes(options: Options, device: OpenDevice) -> int:

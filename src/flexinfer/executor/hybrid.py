@@ -53,6 +53,7 @@ class HybridExecutor:
             head = side.decoder.matrices[HEAD]
             if not logits:
                 side.ops.pass_over(head)
+                self._device.cache.finish()
                 return None
             values = side.workspace.logits
             side.ops.linear(head, self._head_input(side, hidden[-1:]), values)
@@ -60,6 +61,7 @@ class HybridExecutor:
             if side is not self._host:
                 self._device.ops.give(values, out)
             self._soften(out)
+            self._device.cache.finish()
             return out[0]
         except BaseException:
             self._abandon()
@@ -73,7 +75,9 @@ class HybridExecutor:
             side, hidden = self._layers(tokens, spans, None, "prefill")
             x = self._head_input(side, hidden[first:-1])
             head = side.decoder.matrices[HEAD]
-            return log_probabilities(side.ops, head, x, tokens[first + 1 :], self._soften)
+            scores = log_probabilities(side.ops, head, x, tokens[first + 1 :], self._soften)
+            self._device.cache.finish()
+            return scores
         except BaseException:
             self._abandon()
             raise
@@ -121,7 +125,12 @@ class HybridExecutor:
         else:
             self._device.ops.receive(hidden, out)
 
+    def close(self) -> None:
+        """No sweep is under way, and none follows."""
+        self._device.cache.close()
+
     def _abandon(self) -> None:
+        self._device.cache.abandon()
         self._host.ops.abandon_sweep()
         self._device.ops.abandon_sweep()
 

@@ -244,6 +244,8 @@ class Session:
         """
         if self._engine is not None:
             self._engine.close()
+        if isinstance(executor := self.__dict__.get("executor"), HybridExecutor):
+            executor.close()
         if self._pipeline is not None:
             self._pipeline.close()
         if self._stream is not None:

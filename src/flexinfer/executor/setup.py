@@ -2,7 +2,7 @@
 the machine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -45,6 +45,16 @@ CONTEXT_SHARE = 4  # a chat's default context takes at most this part of the bud
 
 
 @dataclass(frozen=True, slots=True)
+class Machine:
+    """What was found out about where a run is to be."""
+
+    hardware: Hardware
+    available: Availability
+    context: _kernels.Context
+    device: OpenDevice | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Planned:
     """A plan, what it was made from and what it promises, and the threads that will run it."""
 
@@ -54,6 +64,11 @@ class Planned:
     available: Availability
     context: _kernels.Context
     device: OpenDevice | None = None
+
+    @property
+    def emulated(self) -> bool:
+        """Whether the device is none that its figures could be of."""
+        return self.device is not None and self.device.emulates is not None
 
 
 def plan_run(
@@ -80,33 +95,66 @@ def plan_run(
     hardware = this_machine(model, sizes.kv_block_type, context, spare, depths)
     trim_heap()  # how much the probe takes depends on the budget; what stays must not
     peak = peak_resident_bytes()
-    device_plan: DevicePlan | None = None
-    stand_in: dict[Category, int] = {}
     if device:
         hardware = with_device(hardware, device, model, options)
-        device_plan = plan_device(model, options, workload, device, hardware, budget)
-        if device_plan and device.stand_in:
-            stand_in[Category.STAND_IN] = device_plan.total_bytes
-    plan = make_plan(
-        model.spec,
-        model.weights,
-        workload,
+    base = {
+        Category.INTERPRETER: max(0, resident_bytes() - model.tokenizer_bytes),
+        Category.TOKENIZER: model.tokenizer_bytes,
+    }
+    machine = Machine(hardware, available, context, device)
+    peak_bytes = peak if peak > model.earlier_peak_bytes else 0
+    return plan_on(machine, model, options, workload, budget, base, peak_bytes)
+
+
+def plan_on(
+    machine: Machine,
+    model: Model,
+    options: Options,
+    workload: Workload,
+    budget_bytes: int,
+    base_bytes: Mapping[Category, int],
+    peak_bytes: int = 0,
+) -> Planned:
+    """The plan on a machine that was looked at before; `base_bytes` and `peak_bytes` as for
+    make_plan. Raises BudgetError, OptionError.
+    """
+    hardware, device = machine.hardware, machine.device
+
+    def divide(part: DevicePlan | None) -> Plan:
+        stands = part is not None and device is not None and device.stand_in
+        stand_in = {Category.STAND_IN: part.total_bytes} if part and stands else {}
+        return make_plan(
+            model.spec,
+            model.weights,
+            workload,
+            hardware,
+            budget_bytes=budget_bytes,
+            base_bytes={**base_bytes, **stand_in},
+            peak_bytes=peak_bytes,
+            kv_type=options.kv_type,
+            policy=options.policy,
+            prefetch=options.prefetch,
+            prefetch_window=options.prefetch_window,
+            io_threads=options.io_threads,
+            device=part,
+        )
+
+    def promise(part: DevicePlan | None) -> Prediction:
+        return _predict(model, divide(part), hardware)
+
+    part = None
+    if device:
+        base = sum(base_bytes.values())
+        part = plan_device(model, options, workload, device, hardware, budget_bytes, base, promise)
+    plan = divide(part)
+    return Planned(
+        plan,
         hardware,
-        budget_bytes=budget,
-        base_bytes={
-            Category.INTERPRETER: max(0, resident_bytes() - model.tokenizer_bytes),
-            Category.TOKENIZER: model.tokenizer_bytes,
-            **stand_in,
-        },
-        peak_bytes=peak if peak > model.earlier_peak_bytes else 0,
-        kv_type=options.kv_type,
-        policy=options.policy,
-        prefetch=options.prefetch,
-        prefetch_window=options.prefetch_window,
-        io_threads=options.io_threads,
-        device=device_plan,
+        _predict(model, plan, hardware),
+        machine.available,
+        machine.context,
+        device,
     )
-    return Planned(plan, hardware, _predict(model, plan, hardware), available, context, device)
 
 
 def replan(

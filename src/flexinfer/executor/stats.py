@@ -31,6 +31,8 @@ class Stats:
     link_bytes: int  # to the device, since it was opened
     device_bytes: int  # planned there, and never exceeded
     vram_bytes: int
+    device: str | None  # an emulated one's name begins with "emulated:"
+    emulated: bool
 
 
 def measure(planned: Planned, session: Session, stall_before_s: float, read_before: int) -> Stats:
@@ -55,4 +57,6 @@ def measure(planned: Planned, session: Session, stall_before_s: float, read_befo
         link_bytes=session.link_bytes,
         device_bytes=plan.device.total_bytes if plan.device else 0,
         vram_bytes=plan.device.vram_bytes if plan.device else 0,
+        device=planned.device.name if planned.device else None,
+        emulated=planned.emulated,
     )

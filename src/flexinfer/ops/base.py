@@ -90,8 +90,14 @@ class DeviceOps(Protocol):
         """
         ...
 
-    def cached(self, layer: int, first: int, last: int) -> tuple[Array, Array]:
-        """Keys and values of positions for the host: float32 [positions, kv_heads * head_dim]."""
+    def reached(self) -> Any:
+        """What was asked for so far, for `cached` to wait for."""
+        ...
+
+    def cached(self, layer: int, first: int, last: int, reached: Any) -> tuple[Array, Array]:
+        """Keys and values of positions for the host, as they were at `reached`: float32
+        [positions, kv_heads * head_dim]. From any thread.
+        """
         ...
 
 

@@ -7,6 +7,7 @@ to compare with; by default they are not.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -94,6 +95,8 @@ class TorchOps:
         self._matmul = matmul
         self._fused = None if self._int8 else fused
         self._weights = DeviceWeights(device, memory, stream, matmul)
+        # What goes back to the host has a stream of its own, beside computing.
+        self._back = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def embed(self, tokens: Sequence[int], factor: float, out: Tensor) -> None:
         assert self._embedding is not None
@@ -199,17 +202,27 @@ class TorchOps:
         keys[:, here].copy_(k[:, :, inside].transpose(1, 2))
         values[:, here].copy_(v[:, inside])
 
-    def cached(self, layer: int, first: int, last: int) -> tuple[Any, Any]:
+    def reached(self) -> Any:
+        if self._back is None:
+            return None
+        event = torch.cuda.Event()
+        event.record()
+        return event
+
+    def cached(self, layer: int, first: int, last: int, reached: Any) -> tuple[Any, Any]:
         both = (self._cache.keys[layer], self._cache.values[layer])
-        k, v = (
-            c[:, first:last]
-            .transpose(0, 1)
-            .flatten(1)
-            .to("cpu", torch.float32)
-            .contiguous()
-            .numpy()
-            for c in both
-        )
+        with nullcontext() if self._back is None else torch.cuda.stream(self._back):
+            if self._back is not None:
+                self._back.wait_event(reached)
+            k, v = (
+                c[:, first:last]
+                .transpose(0, 1)
+                .flatten(1)
+                .to("cpu", torch.float32)
+                .contiguous()
+                .numpy()
+                for c in both
+            )
         return k, v
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:

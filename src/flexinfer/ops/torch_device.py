@@ -14,6 +14,8 @@ from flexinfer.models.spec import ModelSpec
 from flexinfer.ops.torch import Activations, DeviceCache, Fused, Rows, TorchOps
 from flexinfer.ops.torch_memory import DeviceArena, DeviceRegion
 from flexinfer.ops.torch_weights import Memory
+from flexinfer.planner.hardware import Device
+from flexinfer.planner.machines import EMULATED
 from flexinfer.streaming.prefetcher import Stream
 
 _KINDS = ("cpu", "cuda")
@@ -35,9 +37,11 @@ class TorchDevice:
             self._device = None
         if self._device is None or self._device.type not in _KINDS:
             raise OptionError(
-                f"unknown --device {name!r}", f"known: {', '.join(_KINDS)}, cuda:1, …"
+                f"unknown --device {name!r}",
+                f"known: {', '.join(_KINDS)}, cuda:1, …, {EMULATED}MACHINE",
             )
         self.name = name
+        self.emulates: Device | None = None
         self._activations = activations
         exact = self.stand_in or activations == "int8"  # to be compared with the host
         self._matmul: Any = torch.float32 if exact else torch.bfloat16

@@ -53,6 +53,10 @@ class Unpacker:
 
     def _in_file_order(self, name: str, data: Tensor, block_bytes: int) -> Tensor:
         """Interleaved groups [groups, bytes] to rows [16 * groups, row bytes]."""
+        if name in _FLOATS:  # a block is one value: units of it are moved, not bytes
+            values = data.view(_FLOATS[name]).view(data.shape[0], -1, GROUP_ROWS)
+            rows = values.transpose(1, 2).contiguous().view(torch.uint8)
+            return rows.view(data.shape[0] * GROUP_ROWS, -1)
         if name not in self._orders:
             order = torch.from_numpy(_byte_order(name, block_bytes))
             self._orders[name] = order.to(self._device)

@@ -19,6 +19,8 @@ from flexinfer.units import MiB, format_bytes
 PhaseName = Literal["prefill", "decode"]
 MIN_RING_SLOTS, MAX_RING_SLOTS = 4, 16
 AHEAD = 2  # transfers on their way beside those in use
+LINK_THREADS = 2  # one transfer is on its way while the next is prepared
+SHARED_SPACES = 2  # for caches that the host keeps
 RING_SHARE = 8  # at most this part of the memory for weights, above the least ring
 ALIGNING_BYTES = 64 * 1024  # between regions
 
@@ -73,9 +75,13 @@ class DevicePlan:
         )
 
     @property
-    def shares_cache(self) -> bool:
-        """Whether layers are computed here whose cache the host keeps."""
-        return any(self._here(i) and i not in self.cached_layers for i in self._layers)
+    def shared_spaces(self) -> dict[int, int]:
+        """Of the layers that are computed here and whose cache the host keeps, the space that each
+        goes through: neighbours another one, so that what is new of one goes back to the host while
+        the next computes.
+        """
+        shared = [i for i in self._layers if self._here(i) and i not in self.cached_layers]
+        return {layer: at % SHARED_SPACES for at, layer in enumerate(shared)}
 
     def cache_bytes(self, sizes: Sizes) -> int:
         """Of one layer."""
@@ -135,12 +141,14 @@ def make_device_plan(
         if not name.startswith(prefixes)
     )
 
+    spaces = min(SHARED_SPACES, len(either))
+
     def fixed(sweep_tokens: int) -> dict[Category, int]:
         scratch = scratch_bytes(spec, [m.tensor for m in held], sweep_tokens, cache_tokens)
         return {
             Category.RUNTIME: runtime_bytes,
             Category.VECTORS: vectors + ALIGNING_BYTES,
-            Category.KV_CACHE: cache_bytes,  # one layer's, of those whose cache the host keeps
+            Category.KV_CACHE: spaces * cache_bytes,  # for layers whose cache the host keeps
             Category.ACTIVATIONS: sizes.activation_bytes(sweep_tokens),
             Category.LOGITS: sizes.logits_bytes(),
             Category.SCRATCH: scratch,
@@ -161,8 +169,8 @@ def make_device_plan(
         if decode.processors[i] == "device" and free >= cache_bytes:
             cached.append(i)
             free -= cache_bytes
-    if set(cached) >= set(either):
-        free += parts.pop(Category.KV_CACHE)  # none goes through it
+    needed = min(spaces, len(set(either) - set(cached)))
+    free += (spaces - needed) * cache_bytes  # fewer go through them
     slots = least_slots
     ring_bytes = parts.pop(Category.RING)
     locked: list[int] = []
@@ -173,7 +181,7 @@ def make_device_plan(
         free -= slots * slot_bytes - ring_bytes
         if lock:
             locked = _most_locked(either, layer_bytes, free)
-    parts[Category.KV_CACHE] = parts.get(Category.KV_CACHE, 0) + len(cached) * cache_bytes
+    parts[Category.KV_CACHE] = (needed + len(cached)) * cache_bytes
     parts[Category.RING] = slots * slot_bytes
     parts[Category.LOCKED] = sum(layer_bytes[i] for i in locked)
     return DevicePlan(

@@ -14,7 +14,7 @@ from flexinfer.formats.quants import BlockType
 from flexinfer.models.spec import ModelSpec
 from flexinfer.models.weights import Matrix
 from flexinfer.planner.hardware import Device, Hardware, Host
-from flexinfer.planner.placement import Placement
+from flexinfer.planner.placement import PlacedMatrix, Placement
 from flexinfer.planner.ring import RingPlan, sweep_seconds
 
 TILE_KEYS = 64  # keys that the attention kernel scores together
@@ -112,14 +112,19 @@ def streamed_costs(spec: ModelSpec, placement: Placement, host: Host, work: Work
     """
     matrices = [placed.matrix for placed in placement.matrices]
     costs = stage_costs(spec, by_layer(matrices), host, work)
-    for placed in placement.matrices:
-        if placed.segments:
-            tensor = placed.matrix.tensor
-            rates = host.kernels[tensor.block_type.name]
-            streamed = (tensor.rows - placed.locked_rows) * tensor.row_bytes
-            slower = 1 / rates.streamed_bytes_per_s - 1 / rates.bytes_per_s
-            costs[placed.matrix.layer] += Cost(streamed * max(0.0, slower))  # the head's -1 is last
+    for placed in placement.matrices:  # the head's -1 is last
+        costs[placed.matrix.layer] += Cost(unpacking_s(placed, host))
     return costs
+
+
+def unpacking_s(placed: PlacedMatrix, host: Host) -> float:
+    """What products with the matrix's streamed rows take beyond those with locked ones."""
+    if not placed.segments:
+        return 0.0
+    tensor = placed.matrix.tensor
+    rates = host.kernels[tensor.block_type.name]
+    slower = 1 / rates.streamed_bytes_per_s - 1 / rates.bytes_per_s
+    return (tensor.rows - placed.locked_rows) * tensor.row_bytes * max(0.0, slower)
 
 
 def stage_costs(
@@ -169,14 +174,22 @@ def host_layer(
 def device_layer(
     spec: ModelSpec, index: int, tensors: Sequence[TensorInfo], device: Device, work: Work
 ) -> Cost:
-    """One layer on the device, its weights and its cache there."""
-    cost = Cost()
+    """One layer on the device, its weights and its cache there. Asking for its operations goes on
+    beside computing those before.
+    """
+    cost = device_attention(spec, spec.layers[index].window_tokens, device, work)
     for tensor in tensors:
         cost += _device_product(tensor, device, work.rows)
-    window = spec.layers[index].window_tokens
-    compute_s = work.sequences * attention_ops(spec, work, window) / device.ops_per_s["F16"]
-    read_s = cache_bytes(spec, work, window) / device.memory_bytes_per_s
-    return cost + overlapped(compute_s, read_s)
+    return cost if cost.total_s > device.layer_s else Cost(device.layer_s)
+
+
+def device_attention(
+    spec: ModelSpec, window_tokens: int | None, device: Device, work: Work
+) -> Cost:
+    """Of one layer on the device, its cache there."""
+    ops = work.sequences * attention_ops(spec, work, window_tokens)
+    read_s = cache_bytes(spec, work, window_tokens) / device.memory_bytes_per_s
+    return overlapped(ops / device.ops_per_s["F16"], read_s)
 
 
 def device_once(tensors: Sequence[TensorInfo], device: Device, work: Work) -> Cost:
@@ -194,10 +207,14 @@ def _host_product(tensor: TensorInfo, host: Host, tokens: int) -> Cost:
 
 
 def _device_product(tensor: TensorInfo, device: Device, tokens: int) -> Cost:
-    ops = 2 * tensor.rows * tensor.columns * tokens
+    return device_product(tensor.block_type, tensor.rows, tensor.columns, device, tokens)
+
+
+def device_product(kind: BlockType, rows: int, columns: int, device: Device, tokens: int) -> Cost:
+    """The larger of multiplying weights on the device with every token, and of reading them."""
     return overlapped(
-        ops / device.ops_per_s[tensor.block_type.name],
-        tensor.size_bytes / device.memory_bytes_per_s,
+        2 * rows * columns * tokens / device.ops_per_s[kind.name],
+        rows * kind.row_bytes(columns) / device.memory_bytes_per_s,
     )
 
 

@@ -13,12 +13,14 @@ Source = Literal["probe", "profile", "preset", "file"]
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A way for bytes between host and device."""
+    """A way for bytes between host and device. Every transfer takes `latency_s` besides."""
 
     bytes_per_s: float
+    latency_s: float = 0.0
 
-    def seconds(self, size_bytes: float) -> float:
-        return size_bytes / self.bytes_per_s
+    def seconds(self, size_bytes: float, transfers: int = 1) -> float:
+        """One transfer after the other."""
+        return size_bytes / self.bytes_per_s + transfers * self.latency_s if size_bytes else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +118,29 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """An accelerator with memory of its own. `ops_per_s` by block type name."""
+    """An accelerator with memory of its own. `ops_per_s` by block type name.
+
+    `layer_s` is what asking for a layer's operations takes, beside computing those before.
+    `streamed_bytes_per_s` is that of weights in the host's interleaved layout, where it is known.
+    """
 
     memory_bytes: int
     memory_bytes_per_s: float
     ops_per_s: Mapping[str, float]
     to_device: Link
     to_host: Link
+    layer_s: float = 0.0
+    streamed_bytes_per_s: float | None = None
+
+    def scaled(self, factor: float) -> "Device":
+        """With `factor` of every rate; memory and latencies as they are."""
+        return replace(
+            self,
+            memory_bytes_per_s=factor * self.memory_bytes_per_s,
+            ops_per_s={kind: factor * rate for kind, rate in self.ops_per_s.items()},
+            to_device=replace(self.to_device, bytes_per_s=factor * self.to_device.bytes_per_s),
+            to_host=replace(self.to_host, bytes_per_s=factor * self.to_host.bytes_per_s),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,13 +151,14 @@ def _device(table: Table) -> Device:
         _by_type(table.table("ops_per_s"), lambda t, key: t.rate(key)),
         to_device,
         _link(back) if back else to_device,
+        table.rate("layer_s", 0.0, least=0.0),
     )
     table.expect_none_left()
     return device
 
 
 def _link(table: Table) -> Link:
-    link = Link(table.rate("bytes_per_s"))
+    link = Link(table.rate("bytes_per_s"), table.rate("latency_s", 0.0, least=0.0))
     table.expect_none_left()
     return link
 

@@ -11,7 +11,8 @@ what good software usually reaches:
 - `MEMORY` 0.8 of the channels of one socket, as a copy reaches. A second socket's cores count, its
   channels do not: the engine places memory where it is first touched, without regard to sockets.
 - `DEVICE_MATRIX` 0.6 of the dense peak, `DEVICE_MEMORY` 0.8.
-- `LINK` 0.8 of the link's rate: 25 of PCIe 4.0's 31.5 GB/s from pinned memory.
+- `LINK` 0.8 of the link's rate: 25 of PCIe 4.0's 31.5 GB/s from pinned memory. `LINK_LATENCY_S` is
+  what a copy takes from asking to its first byte.
 """
 
 from flexinfer.errors import OptionError
@@ -33,6 +34,7 @@ DEVICE_MATRIX, DEVICE_MEMORY = 0.6, 0.8
 LINK = 0.8
 PCIE_4, PCIE_5 = 31.5e9, 63e9  # of 16 lanes, each way
 LATENCY_S = 50e-6  # of a short direct read
+LINK_LATENCY_S = 10e-6
 STREAMED = 0.5  # weights in the file's layout, of the speed of interleaved ones: measured here
 
 
@@ -59,8 +61,8 @@ def _device(memory_gib: int, memory: float, ops: float, link: float) -> Device:
         memory_bytes=memory_gib * GiB,
         memory_bytes_per_s=DEVICE_MEMORY * memory,
         ops_per_s={kind.name: DEVICE_MATRIX * ops for kind in BLOCK_TYPES.values()},
-        to_device=Link(LINK * link),
-        to_host=Link(LINK * link),
+        to_device=Link(LINK * link, LINK_LATENCY_S),
+        to_host=Link(LINK * link, LINK_LATENCY_S),
     )
 
 

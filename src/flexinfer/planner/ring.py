@@ -87,9 +87,16 @@ def check_reading(prefetch: bool, window: int | None, io_threads: int | None) ->
 
 
 def sweep_seconds(
-    compute_s: Sequence[float], streamed_bytes: Sequence[float], disk: Disk, ring: RingPlan
+    compute_s: Sequence[float],
+    streamed_bytes: Sequence[float],
+    disk: Disk,
+    ring: RingPlan,
+    *,
+    first: bool = False,
 ) -> float:
-    """A sweep among others like it, from what each of its stages computes and streams."""
+    """A sweep among others like it, or the `first` one, from what each of its stages computes and
+    streams.
+    """
     total_s, total_bytes = sum(compute_s), sum(streamed_bytes)
     if not ring.in_flight:
         return total_s + total_bytes / disk.at(1)
@@ -97,7 +104,7 @@ def sweep_seconds(
     # A first sweep finds an empty ring. What it stalls for at its worst point, those after it have
     # ahead by then, or else stall for again: from the second on all take as long.
     ahead = 0.0
-    for _ in range(2):
+    for _ in range(1 if first else 2):
         seconds = 0.0
         for stage_s, needed in zip(compute_s, streamed_bytes, strict=True):
             took = max(stage_s, (needed - ahead) / rate)

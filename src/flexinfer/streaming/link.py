@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from flexinfer.planner.device import LINK_THREADS
 from flexinfer.streaming.prefetcher import Ahead, Interrupted, Serial, Stream, StreamStats
 from flexinfer.streaming.ring import Ring, Slot
-
-THREADS = 2  # one transfer is on its way while the next is prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +169,11 @@ class Pipeline:
         self._link: Ahead | Serial | None = None
         self._stall_s = 0.0  # but for the present link's
         self._moved_bytes = 0
-        self.disk = HostEnd(self)
+
+    @property
+    def disk(self) -> "HostEnd":
+        """The disk's stream as the host's layers take from it."""
+        return HostEnd(self)
 
     def enter(self, phase: str) -> None:
         """The next sweep is of this phase. What was brought ahead for another is dropped, unless
@@ -243,7 +246,7 @@ class Pipeline:
         assert self._ring is not None
         source = LinkSource(transfers, self._copier, self._shared)
         if self._prefetch:
-            self._link = Ahead(source, self._ring, THREADS)
+            self._link = Ahead(source, self._ring, LINK_THREADS)
         else:
             self._link = Serial(source, self._ring)
 
