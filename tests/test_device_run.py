@@ -24,6 +24,7 @@ from flexinfer.planner.device import PhaseName
 
 PROMPT = [1] + [(37 * i * i + 11 * i + 5) % 300 + 3 for i in range(29)]
 NEW = [(53 * i * i + 7 * i) % 300 + 3 for i in range(4)]
+TEXT = "The sky is blue because air scatters short waves of light more than long ones, so that"
 # Of the largest logit. Sums in another order are mostly 1e-6 apart, but can tip an activation that
 # lies halfway between two integers, and a key or value halfway between two float16.
 INT8_TOLERANCE, FLOAT_TOLERANCE = 2e-2, 2e-3
@@ -43,12 +44,17 @@ def bench(llama: Model) -> Bench:
     return Bench(llama, len(PROMPT), len(NEW))
 
 
-def forced(llm: LLM, phases: tuple[PhaseName, ...] = ("prefill", "decode")) -> np.ndarray:
-    """Logits after the prompt and each of NEW, whatever they would choose."""
+def forced(
+    llm: LLM,
+    phases: tuple[PhaseName, ...] = ("prefill", "decode"),
+    prompt: list[int] = PROMPT,
+    new: list[int] = NEW,
+) -> np.ndarray:
+    """Logits after the prompt and each of the new tokens, whatever they would choose."""
     first, then = phases
-    sequence = Sequence(llm.session.pools, len(PROMPT) + len(NEW))
+    sequence = Sequence(llm.session.pools, len(prompt) + len(new))
     rows, start = [], 0
-    for tokens in (PROMPT, *([token] for token in NEW)):
+    for tokens in (prompt, *([token] for token in new)):
         sequence.reserve(start + len(tokens))
         span = Span(0, len(tokens), start, sequence.tables)
         phase = then if start else first
@@ -88,16 +94,25 @@ def test_every_strategy_agrees_with_the_host_at_every_budget(
     assert all(np.array_equal(results[0], other) for other in results[1:])
 
 
-def test_a_real_model_agrees_wherever_its_layers_are(smollm_path: Path) -> None:
-    bench = Bench(open_model(smollm_path), len(PROMPT), len(NEW))
+@pytest.mark.parametrize(
+    ("name", "splits"),
+    [("smollm_path", ((30, 12), (0, 30))), ("gemma_path", ((18, 18), (18, 7), (0, 18), (5, 0)))],
+)
+def test_a_real_model_agrees_wherever_its_layers_are(
+    name: str, splits: tuple[tuple[int, int], ...], request: pytest.FixtureRequest
+) -> None:
+    model = open_model(request.getfixturevalue(name))
+    tokens = model.tokenizer.encode(TEXT)
+    prompt, new = tokens[:-4], tokens[-4:]
+    bench = Bench(model, len(prompt), len(new))
     with bench.run(None) as llm:
-        expected = forced(llm)
-    for layers in ((30, 12), (0, 30)):
+        expected = forced(llm, prompt=prompt, new=new)
+    for layers in splits:
         both = [bench.split(n) for n in layers]
         with bench.run(bench.device_plan(*both)) as llm:
-            locked = forced(llm)
+            locked = forced(llm, prompt=prompt, new=new)
         with bench.run(bench.tightest(*both), 0.5) as llm:
-            assert np.array_equal(forced(llm), locked)
+            assert np.array_equal(forced(llm, prompt=prompt, new=new), locked)
         agree(locked, expected, REAL_TOLERANCE)
 
 

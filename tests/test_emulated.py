@@ -112,6 +112,8 @@ def test_a_capped_memory_gives_no_more() -> None:
         ("emulated:small@0", "'0'"),
         ("emulated:small@-1", "'-1'"),
         ("emulated:laptop@fast", "'fast'"),
+        ("emulated:laptop@1e-9", "its link there, 12.6 a second, is not within 1e\\+06"),
+        ("emulated:laptop@1e300", "its link there, inf a second"),
         ("emulated:missing.toml", "missing.toml"),
     ],
 )

@@ -326,6 +326,7 @@ def _add_perplexity(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--chunks", type=int, metavar="N", help="only the first N")
     _add_budget(parser)
+    _add_device(parser)
     _add_common(parser)
 
 

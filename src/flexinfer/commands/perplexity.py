@@ -19,6 +19,11 @@ from flexinfer.executor.setup import plan_run
 
 def perplexity(args: argparse.Namespace, console: Console) -> int:
     """A chunk is one sweep, so its size is bounded by what the plan lets a sweep carry."""
+    if args.decode_strategy is not None:
+        raise OptionError(
+            "--decode-strategy cannot take effect: nothing is decoded here",
+            "give --strategy or --prefill-strategy",
+        )
     model = open_model(model_path(args.model))
     tokens = model.tokenizer.encode(read_text(Path(args.file)))
     ctx = args.ctx

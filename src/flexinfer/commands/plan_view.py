@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from flexinfer.commands.figures import aligned, bar, bytes_rate, count, duration, share, tokens_rate
-from flexinfer.commands.summary import limit
+from flexinfer.commands.summary import idle_device, limit
 from flexinfer.executor.model import Model
 from flexinfer.executor.setup import Planned
 from flexinfer.memory.budget import usable_bytes
@@ -94,9 +94,12 @@ def _residency(planned: Planned) -> Iterator[str]:
 
 def _device(planned: Planned) -> Iterator[str]:
     plan = planned.plan.device
-    if plan is None or planned.device is None:
+    if planned.device is None:
         return
     yield ""
+    if plan is None:
+        yield idle_device(planned.device.name)
+        return
     yield (
         f"device {planned.device.name}: prefill {plan.prefill.name}, decode {plan.decode.name}, "
         f"{count(len(plan.locked_layers), 'layer')} locked there, "

@@ -33,6 +33,8 @@ def describe_plan(model: Model, planned: Planned, *, chat: bool) -> list[str]:
             f"prefill {device.prefill.name}, decode {device.decode.name}, "
             f"{count(len(device.locked_layers), 'layer')} locked there"
         )
+    elif planned.device:
+        budget += f"\n{idle_device(planned.device.name)}"
     first = "" if chat else f"first token {duration(prediction.ttft_s)}, then "
     if plan.workload.new_tokens:
         speed = f"{first}{tokens_rate(1 / prediction.tpot_s)}, limited by {limit(planned)}"
@@ -41,6 +43,11 @@ def describe_plan(model: Model, planned: Planned, *, chat: bool) -> list[str]:
     if planned.hardware.source == "probe":
         speed += " (by a glance; `flexinfer profile` knows better)"
     return [*lines, budget, f"predicted {speed}"]
+
+
+def idle_device(name: str) -> str:
+    """What is said of an accelerator that a plan leaves out."""
+    return f"device    {name}: nothing; the host alone is asked for, or expected to be quicker"
 
 
 def limit(planned: Planned) -> str:

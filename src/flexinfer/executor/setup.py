@@ -87,7 +87,7 @@ def plan_run(
     check_reading(options.prefetch, options.prefetch_window, options.io_threads)
     context = kernel_context(thread_count(options.threads))
     check_device_options(options)
-    device = open_device(options.device) if options.device else None
+    device = open_device(options.device) if options.device is not None else None
     sizes = Sizes(model.spec, model.weights, options.kv_type)
     workload = _workload(sizes, options.ctx, budget, prompt_tokens, new_tokens)
     depths = DEPTHS if options.io_threads is None else (options.io_threads,)

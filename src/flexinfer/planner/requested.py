@@ -47,8 +47,8 @@ def requested(name: str, prefill: str | None, decode: str | None, layers: int) -
     for option, given in names.items():
         if given == AUTO:
             raise OptionError(
-                f"{option} is not given, and auto chooses both phases together",
-                "give both, or --strategy for the other",
+                f"{option} is left to auto, which chooses both phases together",
+                "name a strategy for both phases, or for neither",
             )
         both.append(_strategy(given, layers))
     return Requested(both[0], both[1])
@@ -59,6 +59,8 @@ def _strategy(name: str, layers: int) -> Strategy:
         return split(layers, 0)
     if name == "gpu-offload":
         return split(layers, layers)
+    if name in WHOLE_RUN:
+        raise OptionError(f"{name} is a strategy of both phases", f"give it as --strategy {name}")
     kind, _, number = name.partition(":")
     if kind != "split" or not number.isdecimal():
         raise OptionError(f"unknown strategy {name!r}", f"known: {_KNOWN}")
