@@ -95,14 +95,19 @@ def test_every_strategy_agrees_with_the_host_at_every_budget(
 
 
 @pytest.mark.parametrize(
-    ("name", "splits"),
-    [("smollm_path", ((30, 12), (0, 30))), ("gemma_path", ((18, 18), (18, 7), (0, 18), (5, 0)))],
+    ("name", "text", "splits"),
+    [
+        ("smollm_path", None, ((30, 12), (0, 30))),
+        ("smollm_path", TEXT, ((30, 12), (0, 30))),
+        ("gemma_path", TEXT, ((18, 18), (18, 7), (0, 18), (5, 0))),
+    ],
 )
 def test_a_real_model_agrees_wherever_its_layers_are(
-    name: str, splits: tuple[tuple[int, int], ...], request: pytest.FixtureRequest
+    name: str, text: str | None, splits: tuple[tuple[int, int], ...], request: pytest.FixtureRequest
 ) -> None:
+    """On a text, or on tokens at random; on those Gemma exceeds the tolerance (see the docs)."""
     model = open_model(request.getfixturevalue(name))
-    tokens = model.tokenizer.encode(TEXT)
+    tokens = model.tokenizer.encode(text) if text else PROMPT + NEW
     prompt, new = tokens[:-4], tokens[-4:]
     bench = Bench(model, len(prompt), len(new))
     with bench.run(None) as llm:
