@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
 from mounts import Mounts
 
 # A job in the background, or under nohup, ignores these, and so do its children; tests send them.

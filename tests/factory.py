@@ -10,8 +10,9 @@ from typing import Any
 
 import gguf
 import numpy as np
-from families import BASE, FAMILIES, LAYER_NAMES, VOCAB_SIZE, Family
 from gguf.quants import dequantize, quantize
+
+from families import BASE, FAMILIES, LAYER_NAMES, VOCAB_SIZE, Family
 
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"

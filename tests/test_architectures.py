@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from checkpoint_tools import changed, without
 from factory import make_gguf
-
 from flexinfer.errors import FormatError, UnsupportedError
 from flexinfer.formats.gguf import GGUFCheckpoint, open_gguf
 from flexinfer.models.from_gguf import spec_from_gguf

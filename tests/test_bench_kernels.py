@@ -6,10 +6,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+
 from cli_tools import flexinfer
 from doctor_tools import Machine
 from factory import make_gguf
-
 from flexinfer import _kernels
 from flexinfer.commands.bench_kernels import TOKENS
 from flexinfer.executor.rates import COLUMNS, Times, measure_bounds, measure_product

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizer_metadata import byte_pairs
 
 from flexinfer.errors import FormatError, PromptError, UnsupportedError
 from flexinfer.formats.gguf import open_gguf
 from flexinfer.tokenizer import ChatTemplate, load_chat_template, load_tokenizer
+from tokenizer_metadata import byte_pairs
 
 LLAMA_MANNER = """\
 {{- bos_token }}

@@ -7,15 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_tools import environment, flexinfer
-from gguf_bytes import STRING, entry, gguf, text
-from tiny_llama import DIM, FFN, tiny_llama
 
+from cli_tools import environment, flexinfer
 from flexinfer import LLM, UnsupportedError
 from flexinfer.cli import main
 from flexinfer.formats.quants import BLOCK_TYPES
 from flexinfer.planner.sizes import KV_TYPES
 from flexinfer.units import format_bytes
+from gguf_bytes import STRING, entry, gguf, text
+from tiny_llama import DIM, FFN, tiny_llama
 
 ABLE = ", ".join(t.name for t in BLOCK_TYPES.values() if t.has_kernel)
 BEYOND = [t.name for t in BLOCK_TYPES.values() if not t.has_kernel]

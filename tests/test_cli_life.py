@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cli_tools import environment, interrupt, read_until, slow_run
 
+from cli_tools import environment, interrupt, read_until, slow_run
 from flexinfer.cli import main
 
 WORDS = "one two three four five six seven eight nine ten " * 12

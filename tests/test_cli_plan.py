@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_tools import environment, flexinfer
 
+from cli_tools import environment, flexinfer
 from flexinfer.cli import main
 from flexinfer.planner.choice import BASELINES
 from flexinfer.units import GiB, MiB

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_tools import environment, flexinfer
 
+from cli_tools import environment, flexinfer
 from flexinfer.cli import main
 from flexinfer.units import format_bytes
 

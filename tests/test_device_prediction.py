@@ -4,9 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from device_tools import Bench
 from factory import make_gguf
-
 from flexinfer.executor.model import open_model
 from flexinfer.formats.quants import BLOCK_TYPES
 from flexinfer.memory.ledger import Category

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 import torch_tools
 from device_tools import Bench
 from factory import make_gguf
-from torch_tools import MemoryMeter
-
 from flexinfer import LLM, SamplingParams
 from flexinfer.errors import BudgetError
 from flexinfer.executor.kv_cache import Sequence
@@ -21,6 +20,7 @@ from flexinfer.ops.base import Span
 from flexinfer.ops.torch import TorchOps
 from flexinfer.ops.torch_device import TorchDevice
 from flexinfer.planner.device import PhaseName
+from torch_tools import MemoryMeter
 
 PROMPT = [1] + [(37 * i * i + 11 * i + 5) % 300 + 3 for i in range(29)]
 NEW = [(53 * i * i + 7 * i) % 300 + 3 for i in range(4)]

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from cli_tools import flexinfer
 from doctor_tools import FACTS, NAMES, PLAIN, THP, Machine, huge_pages, pinning
-
 from flexinfer import _kernels
 from flexinfer.cli import main
 from flexinfer.commands import findings

@@ -8,13 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 import torch_tools
 from cli_tools import flexinfer
 from device_tools import Bench
 from factory import make_gguf
-from test_device_run import NEW, PROMPT, forced
-from torch_tools import MemoryMeter
-
 from flexinfer.errors import BudgetError, FlexInferError
 from flexinfer.executor.device import open_device
 from flexinfer.executor.model import Model, open_model
@@ -25,6 +23,8 @@ from flexinfer.planner.machines import emulated_device
 from flexinfer.planner.presets import PRESETS
 from flexinfer.planner.sizes import KV_TYPES
 from flexinfer.units import MiB
+from test_device_run import NEW, PROMPT, forced
+from torch_tools import MemoryMeter
 
 assert torch_tools  # one thread
 FAST = emulated_device("emulated:small@100")

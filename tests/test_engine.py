@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from engine_tools import locking, opened
 from factory import VOCAB_SIZE, make_gguf
-
 from flexinfer import LLM, FlexInferError, PromptError, ReadError, SamplingParams
 from flexinfer.errors import OptionError, UnsupportedError
 from flexinfer.executor.model import Model, open_model

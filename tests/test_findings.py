@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from doctor_tools import PLAIN, THP, TRIAL, Machine, huge_pages, memory, pinning, threads, write
 
+from doctor_tools import PLAIN, THP, TRIAL, Machine, huge_pages, memory, pinning, threads, write
 from flexinfer.commands import findings
 from flexinfer.commands.findings import Mark
 from flexinfer.memory import machine

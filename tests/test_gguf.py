@@ -8,10 +8,10 @@ from pathlib import Path
 from struct import pack
 
 import gguf as reference
-import gguf_bytes as build
 import numpy as np
 import pytest
 
+import gguf_bytes as build
 from flexinfer.errors import FormatError, ReadError, UnsupportedError
 from flexinfer.formats.checkpoint import TensorInfo, check_computable
 from flexinfer.formats.gguf import open_gguf

@@ -5,16 +5,16 @@ from math import prod
 from pathlib import Path
 from struct import calcsize, pack
 
-import gguf_bytes as build
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from test_gguf import SOUND
 
+import gguf_bytes as build
 from flexinfer.errors import FlexInferError, FormatError
 from flexinfer.formats.gguf import open_gguf
 from flexinfer.formats.open import open_checkpoint
 from flexinfer.formats.quants import BLOCK_TYPES
+from test_gguf import SOUND
 
 HUGE = (1 << 63) - 1
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import gguf
 import pytest
+
 from engine_tools import locking, opened
 from factory import make_gguf
-
 from flexinfer import FormatError, SamplingParams
 from flexinfer.executor.model import open_model
 from flexinfer.formats.open import open_checkpoint

@@ -7,15 +7,15 @@ from pathlib import Path
 from struct import pack
 from typing import Any
 
-import gguf_bytes as build
 import pytest
-from cli_tools import environment
-from hostile_headers import HOSTILE
-from tiny_llama import tiny_llama
 
+import gguf_bytes as build
+from cli_tools import environment
 from flexinfer.cli import main
 from flexinfer.errors import FormatError
 from flexinfer.formats.gguf import open_gguf
+from hostile_headers import HOSTILE
+from tiny_llama import tiny_llama
 
 ROOM_MIB = 8  # of addresses, beyond what the process has: real vocabularies take more
 # Opens each file, as the commands do, where no more memory is to be had.

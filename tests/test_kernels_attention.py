@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attention_tools import ISAS, PAGE, TYPE_IDS, Array, Cache, Case, cached, pages, run
 
+from attention_tools import ISAS, PAGE, TYPE_IDS, Array, Cache, Case, cached, pages, run
 from flexinfer import _kernels
 
 

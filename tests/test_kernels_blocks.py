@@ -4,6 +4,9 @@ import itertools
 
 import numpy as np
 import pytest
+
+from flexinfer import _kernels
+from flexinfer.formats.quants import BLOCK_TYPES
 from kernel_matrices import (
     BF16,
     F16,
@@ -18,9 +21,6 @@ from kernel_matrices import (
     quantized,
     unpacked,
 )
-
-from flexinfer import _kernels
-from flexinfer.formats.quants import BLOCK_TYPES
 
 
 @pytest.fixture(scope="module", params=_kernels.available_isas())

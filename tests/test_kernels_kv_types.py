@@ -3,8 +3,8 @@
 import gguf
 import numpy as np
 import pytest
-from attention_tools import BLOCK, ISAS, PAGE, Cache, Case, pages, q8_0
 
+from attention_tools import BLOCK, ISAS, PAGE, Cache, Case, pages, q8_0
 from flexinfer import _kernels
 
 

@@ -5,6 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+
+from flexinfer import _kernels
+from flexinfer.formats.quants import BLOCK_TYPES
 from kernel_matrices import (
     ADD,
     BF16,
@@ -28,10 +32,6 @@ from kernel_matrices import (
     quantized,
     unpacked,
 )
-from numpy.typing import NDArray
-
-from flexinfer import _kernels
-from flexinfer.formats.quants import BLOCK_TYPES
 
 
 @pytest.fixture(scope="module", params=_kernels.available_isas())

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from engine_tools import opened, sweep_logits
 from factory import make_gguf
-
 from flexinfer import SamplingParams
 from flexinfer.executor.kv_cache import PagePool, Sequence
 from flexinfer.executor.model import Model, open_model

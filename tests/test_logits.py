@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from engine_tools import locking, opened, sweep_logits
 from factory import VOCAB_SIZE, make_gguf
-
 from flexinfer.executor.model import open_model
 from flexinfer.formats.quants import BLOCK_TYPES
 

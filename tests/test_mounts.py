@@ -9,16 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from cli_tools import environment, flexinfer
 from engine_tools import locking
 from factory import make_gguf
-from mounts import Mounts, lacking
-
 from flexinfer import LLM, ReadError, SamplingParams
 from flexinfer.cli import main
 from flexinfer.executor.model import open_model
 from flexinfer.streaming.place import file_system
 from flexinfer.units import MiB
+from mounts import Mounts, lacking
 
 ARGV = ("a b c", "--raw", "--ram", "140MiB", "--max-tokens", 6, "--threads", 2)
 PROMPT = [1, *range(40, 60)]

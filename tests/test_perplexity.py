@@ -6,9 +6,9 @@ from typing import cast
 
 import numpy as np
 import pytest
+
 from engine_tools import opened, sweep_logits
 from factory import VOCAB_SIZE, make_gguf
-
 from flexinfer.errors import FormatError, OptionError, PromptError
 from flexinfer.executor import executor
 from flexinfer.executor.engine import Engine

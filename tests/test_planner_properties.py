@@ -5,8 +5,6 @@ from dataclasses import replace
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from test_planner import MACHINE as TOY_MACHINE
-from test_planner import SPEC, toy
 
 from flexinfer.errors import BudgetError
 from flexinfer.formats.quants import BLOCK_TYPES
@@ -21,6 +19,8 @@ from flexinfer.planner.ring import MIN_SLOTS
 from flexinfer.planner.sizes import KV_TYPES
 from flexinfer.streaming.reader import enclosing_bytes
 from flexinfer.units import MiB
+from test_planner import MACHINE as TOY_MACHINE
+from test_planner import SPEC, toy
 
 KINDS = [t for t in BLOCK_TYPES.values() if t.has_kernel]
 HOST = TOY_MACHINE.host

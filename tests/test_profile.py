@@ -5,8 +5,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from cli_tools import flexinfer
 
+from cli_tools import flexinfer
 from flexinfer import _kernels
 from flexinfer.executor.overhead import engine_overhead
 from flexinfer.executor.profile import measure_disk

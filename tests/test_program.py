@@ -5,15 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from engine_tools import locking
 from factory import VOCAB_SIZE, make_gguf
-from kernel_matrices import assert_same_bits
-
 from flexinfer import LLM
 from flexinfer.executor.executor import MAX_RECORDED_TOKENS
 from flexinfer.executor.kv_cache import Sequence as CachedSequence
 from flexinfer.executor.model import Model, open_model
 from flexinfer.ops.base import Span
+from kernel_matrices import assert_same_bits
 
 TEXTS = [[(31 * i + 7 * text + 1) % VOCAB_SIZE for i in range(140)] for text in range(3)]
 # Everything that a layer may do: windows, caps and two norms more; norms of heads; biases; shared

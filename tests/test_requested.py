@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from cli_tools import flexinfer
 from factory import make_gguf
-
 from flexinfer import LLM, SamplingParams
 from flexinfer.errors import OptionError
 from flexinfer.executor.device import open_device

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_planner import MACHINE, SLOT, SPEC, planned
 
 from flexinfer.errors import BudgetError, OptionError
 from flexinfer.formats.checkpoint import TensorInfo
@@ -22,6 +21,7 @@ from flexinfer.planner.planner import Plan, Workload, predict
 from flexinfer.planner.preservation import POLICIES, place
 from flexinfer.planner.ring import MAX_SLOTS, MIN_SLOTS, RingPlan, choose_slots, sweep_seconds
 from flexinfer.units import MiB
+from test_planner import MACHINE, SLOT, SPEC, planned
 
 EVEN, LATE, ALTERNATING = [100] * 8, [0] * 4 + [200] * 4, [0, 200] * 4
 EARLY, MIDDLE, UNEVEN = LATE[::-1], LATE[2:] + LATE[:2], [0, 300, 0, 0, 100, 50, 350, 0]

@@ -4,8 +4,8 @@ from itertools import cycle
 from pathlib import Path
 
 import pytest
-from engine_tools import locking
 
+from engine_tools import locking
 from flexinfer import SamplingParams
 from flexinfer.executor.model import open_model
 

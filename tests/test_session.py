@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from cli_tools import flexinfer
 from engine_tools import locking, opened
 from factory import make_gguf
-from mounts import Mounts
-
 from flexinfer import LLM, ReadError, SamplingParams
 from flexinfer.executor.model import Model, open_model
 from flexinfer.memory.budget import resident_bytes
 from flexinfer.memory.ledger import Category
 from flexinfer.units import MiB
+from mounts import Mounts
 
 PROMPT = [1, *range(40, 60)]
 SIZES = {"block_type": "Q4_0", "intermediate_size": 512}

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from checkpoint_tools import changed, without
 from factory import VOCAB_SIZE, make_gguf
-
 from flexinfer.errors import FormatError, UnsupportedError
 from flexinfer.formats.gguf import GGUFCheckpoint, open_gguf
 from flexinfer.formats.quants import BLOCK_TYPES

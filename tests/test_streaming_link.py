@@ -9,7 +9,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from streaming_tools import make_ring, write_random
 
 from flexinfer.errors import ReadError
 from flexinfer.memory.arena import Arena
@@ -18,6 +17,7 @@ from flexinfer.streaming.link import PhaseStreams, Pipeline, Transfer
 from flexinfer.streaming.prefetcher import Prefetcher, SerialStream
 from flexinfer.streaming.reader import Reader
 from flexinfer.streaming.ring import Slot
+from streaming_tools import make_ring, write_random
 
 SIZE, SLOT = 4000, 64 * 1024
 pytestmark = pytest.mark.timeout(120)

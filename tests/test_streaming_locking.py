@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from streaming_tools import faulty, make_ring, write_random
 
 from flexinfer.errors import ReadError, UnsupportedError
 from flexinfer.formats.checkpoint import TensorInfo
@@ -22,6 +21,7 @@ from flexinfer.planner.placement import PlacedMatrix, Placement
 from flexinfer.streaming.locking import lock_weights, read_vector
 from flexinfer.streaming.reader import PIECE_BYTES, Pread, Reader
 from flexinfer.units import MiB
+from streaming_tools import faulty, make_ring, write_random
 
 F32, F16, Q4_0, Q6_K, BF16 = (BLOCK_TYPES[n] for n in (0, 1, 2, 14, 30))
 SIZE = 6 * MiB

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from streaming_tools import faulty, make_ring, payload, write_random
 
 from flexinfer.errors import ReadError
 from flexinfer.planner.placement import Request
 from flexinfer.streaming.prefetcher import Prefetcher, SerialStream, Stream
 from flexinfer.streaming.reader import Pread, Reader
 from flexinfer.units import MiB
+from streaming_tools import faulty, make_ring, payload, write_random
 
 SIZE = 3 * MiB + 777
 SLOT = 64 * 1024

@@ -13,8 +13,6 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from mounts import Mounts
-from streaming_tools import faulty, write_random
 
 from flexinfer.errors import ReadError
 from flexinfer.memory.arena import Arena
@@ -22,6 +20,8 @@ from flexinfer.planner.disk import Disk
 from flexinfer.streaming.probe import measure_reader, probe_disk
 from flexinfer.streaming.reader import BLOCK_BYTES, PIECE_BYTES, Reader, enclosing_bytes
 from flexinfer.units import MiB
+from mounts import Mounts
+from streaming_tools import faulty, write_random
 
 SIZE = 9 * MiB + 1234
 

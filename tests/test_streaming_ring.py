@@ -8,10 +8,10 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
-from streaming_tools import make_ring
 
 from flexinfer.memory.arena import Region
 from flexinfer.streaming.ring import Ring
+from streaming_tools import make_ring
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizer_metadata import BYTE, NORMAL, byte_pairs, golden, sentence_pieces
 
 from flexinfer.errors import FlexInferError, FormatError, PromptError, UnsupportedError
 from flexinfer.tokenizer import Tokenizer, bpe, load_tokenizer
 from flexinfer.tokenizer.specials import Specials
+from tokenizer_metadata import BYTE, NORMAL, byte_pairs, golden, sentence_pieces
 
 BPE = load_tokenizer(byte_pairs("llama-bpe"))
 SPM = load_tokenizer(sentence_pieces())

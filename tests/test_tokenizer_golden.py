@@ -7,11 +7,11 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from tokenizer_metadata import byte_pairs, golden
 
 from flexinfer.formats.gguf import open_gguf
 from flexinfer.tokenizer import Tokenizer, load_tokenizer
 from flexinfer.tokenizer.pretokenizers import pre_tokenizer
+from tokenizer_metadata import byte_pairs, golden
 
 TEXTS = golden("texts.json")
 TOKENS = golden("tokens.json")

@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from kernel_matrices import F32, FLOATS, TYPES, Floats, Matrix, activations, names, product
-from torch_tools import MemoryMeter, device_matrix, spec_of
 
 from flexinfer import _kernels
 from flexinfer.formats.checkpoint import TensorInfo
@@ -20,6 +18,8 @@ from flexinfer.ops.kernels import Cache
 from flexinfer.ops.torch import DeviceCache, TorchOps
 from flexinfer.ops.torch_memory import DeviceArena
 from flexinfer.planner import tiles
+from kernel_matrices import F32, FLOATS, TYPES, Floats, Matrix, activations, names, product
+from torch_tools import MemoryMeter, device_matrix, spec_of
 
 CPU = torch.device("cpu")
 CONTEXT = _kernels.Context(1)

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from kernel_matrices import TYPES, Matrix, assert_same_bits, names
-from torch_tools import MemoryMeter
 
 from flexinfer import _kernels
 from flexinfer.ops.torch_quants import Unpacker
 from flexinfer.planner.tiles import UNPACKING_BYTES
+from kernel_matrices import TYPES, Matrix, assert_same_bits, names
+from torch_tools import MemoryMeter
 
 COLUMNS = 512
 

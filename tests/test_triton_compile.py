@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import triton
-from kernel_matrices import names
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from flexinfer.formats.quants import BLOCK_TYPES
 from flexinfer.ops.torch_triton import KINDS, MANY, ONE, SOME, Variant
+from kernel_matrices import names
 
 TYPES = [t for t, block in BLOCK_TYPES.items() if block.name in KINDS]
 # From the CUDA programming guide: shared memory of a block of threads, and its registers.

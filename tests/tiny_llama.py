@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from math import prod
 from struct import pack
 
-from gguf_bytes import ARRAY, FLOAT32, INT32, STRING, UINT32, entry, gguf, strings, tensor, text
-
 from flexinfer.formats.quants import BLOCK_TYPES
+from gguf_bytes import ARRAY, FLOAT32, INT32, STRING, UINT32, entry, gguf, strings, tensor, text
 
 DIM, FFN, VOCAB = 32, 256, 48
 TOKENS = ["<unk>", "<s>", "</s>", *map(chr, range(65, 65 + VOCAB - 3))]

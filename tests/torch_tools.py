@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from kernel_matrices import Matrix
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flexinfer import _kernels
@@ -14,6 +13,7 @@ from flexinfer.formats.quants import BLOCK_TYPES
 from flexinfer.models.spec import Layer, ModelSpec
 from flexinfer.ops.base import BoundMatrix, BoundSegment
 from flexinfer.ops.torch_memory import DeviceArena
+from kernel_matrices import Matrix
 
 torch.set_num_threads(1)  # more would mostly wait for each other with shapes so small
 

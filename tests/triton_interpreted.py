@@ -10,12 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from device_tools import Bench
 from factory import make_gguf
-from kernel_matrices import Q4_K, Floats, Matrix, activations, assert_same_bits, names
-from test_device_run import NEW, PROMPT, agree, forced
-from torch_tools import MemoryMeter, device_matrix, spec_of
-
 from flexinfer import _kernels
 from flexinfer.executor.model import open_model
 from flexinfer.formats.checkpoint import TensorInfo
@@ -27,6 +24,9 @@ from flexinfer.ops.torch_memory import DeviceArena
 from flexinfer.ops.torch_quants import Unpacker
 from flexinfer.ops.torch_triton import KINDS, FusedProducts
 from flexinfer.planner import tiles
+from kernel_matrices import Q4_K, Floats, Matrix, activations, assert_same_bits, names
+from test_device_run import NEW, PROMPT, agree, forced
+from torch_tools import MemoryMeter, device_matrix, spec_of
 
 CPU = torch.device("cpu")
 CONTEXT = _kernels.Context(1)

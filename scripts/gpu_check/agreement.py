@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 import products
+from models import SHAPES, TYPES, write_model
 
 from flexinfer import LLM
 from flexinfer.errors import BudgetError, FlexInferError
@@ -38,7 +39,6 @@ from flexinfer.ops.torch_device import TorchDevice
 from flexinfer.planner.device import DevicePlan
 from flexinfer.planner.planner import make_plan
 from flexinfer.units import GiB, MiB
-from models import SHAPES, TYPES, write_model
 
 PROMPT = [1] + [(37 * i * i + 11 * i + 5) % 300 + 3 for i in range(29)]
 NEW = [(53 * i * i + 7 * i) % 300 + 3 for i in range(4)]

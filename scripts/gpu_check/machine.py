@@ -9,11 +9,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+from models import TYPES
 
 import flexinfer
 from flexinfer.memory.budget import available_memory, cpus_available
 from flexinfer.ops.torch_device import TorchDevice
-from models import TYPES
 
 NAMED = ("triton", "transformers", "accelerate")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from models import random_rows
 
 from flexinfer import _kernels
 from flexinfer.formats.quants import BlockType
@@ -15,7 +16,6 @@ from flexinfer.ops.torch_device import TorchDevice
 from flexinfer.ops.torch_quants import Unpacker
 from flexinfer.planner.placement import GROUP_ROWS
 from flexinfer.units import MiB
-from models import random_rows
 
 ROWS, COLUMNS, TOKENS = 71, 512, (1, 5, 40)  # a last group that is not full
 FLOAT_TYPES = ("F32", "F16")  # their activations stay as they are on the CPU, too

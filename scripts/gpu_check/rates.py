@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from models import SHAPES, TYPES, write_model
 
 from flexinfer.executor.device_probe import probe_device
 from flexinfer.executor.model import open_model
@@ -17,7 +18,6 @@ from flexinfer.memory.arena import Arena
 from flexinfer.ops.torch_device import TorchDevice
 from flexinfer.planner.device import LINK_THREADS
 from flexinfer.units import GiB, MiB
-from models import SHAPES, TYPES, write_model
 
 REQUEST_BYTES = 4 * MiB  # the largest that the link's stream makes
 REPEATS = 5
