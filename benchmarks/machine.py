@@ -53,6 +53,36 @@ def memory_group(limit_bytes: int) -> Iterator[Path]:
                 time.sleep(0.1)
 
 
+@contextmanager
+def held_disk(path: Path, bytes_per_s: int) -> Iterator[None]:
+    """This process and those that it starts read the path's disk at this rate at most, by the
+    kernel's own throttling (cgroup version 1; needs root): a shared disk's moods do not count then.
+    """
+    group = CGROUPS / f"blkio/flexinfer-{os.getpid()}"
+    if not group.parent.exists():
+        raise SystemExit(
+            f"{group.parent} is not there: holding a disk's rate needs cgroup v1's blkio"
+        )
+    device = path.stat().st_dev
+    before = _blkio_group()
+    group.mkdir()
+    try:
+        rule = f"{os.major(device)}:{os.minor(device)} {bytes_per_s}"
+        (group / "blkio.throttle.read_bps_device").write_text(rule)
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+        yield
+    finally:
+        (before / "cgroup.procs").write_text(str(os.getpid()))
+        group.rmdir()
+
+
+def _blkio_group() -> Path:
+    """Of this process."""
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    place = next(line.split(":", 2)[2] for line in lines if "blkio" in line.split(":")[1])
+    return CGROUPS / "blkio" / place.lstrip("/")
+
+
 def forget(path: Path) -> None:
     """Take a file out of the page cache, where another group's pages of it would come for free."""
     file = os.open(path, os.O_RDONLY)

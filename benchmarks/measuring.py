@@ -8,12 +8,13 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from candidates import BARE_BYTES, CANDIDATES, MMAP_TOKENS, Candidate, Run, measure
-from machine import RunFailed, machine, run_json
+from machine import RunFailed, held_disk, machine, run_json
 
 from flexinfer.executor.model import open_model
 from flexinfer.units import parse_bytes
@@ -124,6 +125,12 @@ def add_options(parser: argparse.ArgumentParser, *, percent: Sequence[float]) ->
     )
     add("--candidates", nargs="+", default=names, choices=names, metavar="NAME")
     add("--llamacpp", metavar="PYTHON", help="an interpreter with llama-cpp-python: llamacpp.py")
+    add(
+        "--disk",
+        type=parse_bytes,
+        metavar="SIZE",
+        help="hold the disk at this many bytes/s at most, by the kernel's throttling",
+    )
     add("--minutes", type=float, default=60, help="per model, default: 60")
     add("--rounds", type=int, default=3, help="at most, default: 3; fewer where time is short")
     add("--json", type=Path, metavar="FILE", help="a new file for the raw figures")
@@ -137,12 +144,16 @@ def open_record(args: argparse.Namespace, default: Path) -> tuple[Record, Path]:
     if os.geteuid() != 0:
         sys.exit("memory control groups need root")
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
+    held = f"; disk held at {args.disk / 1e9:g} GB/s" if args.disk else ""
     if args.resume:
-        return Record.load(args.resume), args.resume
+        record = Record.load(args.resume)
+        if record.machine.partition(";")[2] != held.lstrip(";"):
+            sys.exit(f"{args.resume} is of {record.machine}: resume with the --disk that it had")
+        return record, args.resume
     path = args.json or default
     if path.exists():
         sys.exit(f"{path} exists: --resume {path} goes on with it, --json names another")
-    return Record(machine(), []), path
+    return Record(machine() + held, []), path
 
 
 def shape_of(path: Path) -> Shape:
@@ -166,6 +177,12 @@ def shape_of(path: Path) -> Shape:
 
 
 def sweep_model(record: Record, target: Path, path: Path, args: argparse.Namespace) -> ModelRecord:
+    """The model at all budgets, on a disk that is held at `--disk` where that is given."""
+    with held_disk(path, args.disk) if args.disk else nullcontext():
+        return _sweep(record, target, path, args)
+
+
+def _sweep(record: Record, target: Path, path: Path, args: argparse.Namespace) -> ModelRecord:
     """Measure a model at all budgets, in rounds, as far as `--minutes` reach; saves every result.
 
     The first budget's first round is measured whatever it takes. Every second round goes backwards,

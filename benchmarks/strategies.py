@@ -1,6 +1,6 @@
 """Strategies on an emulated accelerator: predicted against measured, the choice against the fixed.
 
-    python benchmarks/strategies.py [--model MODEL.gguf] [--links 250 500 1000] [--repeat 2]
+    python benchmarks/strategies.py [--model MODEL.gguf] [--links 250 500 1000] [--repeat 5]
         [--json FILE] [--table FILE]
 
 No figure is of a real accelerator. The device is torch's CPU device paced to rates that it reaches
@@ -8,9 +8,9 @@ No figure is of a real accelerator. The device is torch's CPU device paced to ra
 (FLEXINFER_ISA=scalar), so that the device is the faster as a real one is. Without MODEL it is a
 made one of 39 MB. Each workload is a prompt and an answer (one sequence: batch is 1), a link,
 and budgets; in each the papers' fixed strategies, two that change between the phases, and the
-planner's own choice are run. Predictions come from a look at host and device before each workload,
-as `flexinfer run` takes one; nothing is fitted. Each run is of a model just loaded. With --json
-what was measured before is kept and not measured again.
+planner's own choice are run, in turns. Predictions come from a look at host and device before each
+workload, as `flexinfer run` takes one; nothing is fitted. Each run is of a model just loaded. With
+--json what was measured before is kept and not measured again.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -168,33 +168,48 @@ class Bench:
         workload = Workload(case.prompt_tokens, case.new_tokens, context)
         return plan_on(self.machine, self.model, options, workload, budget_bytes, NOTHING)
 
-    def measure(self, case: Case, name: str, repeat: int) -> dict[str, Any]:
-        """A row of the table, or why there is none."""
-        strategy = {CHOSEN: {}} | FIXED | CHANGING
-        row = asdict(case) | {"strategy": name}
-        try:
-            planned = self.plan(case, strategy[name])
-        except BudgetError as error:
-            return row | {"refused": str(error)}
+    def measure(self, case: Case, repeat: int) -> list[dict[str, Any]]:
+        """A row for each strategy, or why there is none. They take turns, so that a drift of the
+        machine meets all alike.
+        """
+        planned: dict[str, Planned] = {}
+        rows: dict[str, dict[str, Any]] = {}
+        for name, strategy in ({CHOSEN: {}} | FIXED | CHANGING).items():
+            rows[name] = asdict(case) | {"strategy": name}
+            try:
+                planned[name] = self.plan(case, strategy)
+            except BudgetError as error:
+                rows[name]["refused"] = str(error)
+        runs: dict[str, list[tuple[float, float]]] = {name: [] for name in planned}
+        for turn in range(repeat):
+            for name in planned if turn % 2 == 0 else reversed(planned):
+                runs[name].append(self._run(case, planned[name]))
+        for name, times in runs.items():
+            rows[name] |= self._row(case, planned[name], times)
+        return [rows[name] for name in ALL]
+
+    def _run(self, case: Case, planned: Planned) -> tuple[float, float]:
+        """TTFT and TPOT of one run."""
         params = SamplingParams(max_tokens=case.new_tokens, ignore_end=True)
         prompt = [(17 * i + 3) % 300 + 3 for i in range(case.prompt_tokens)]
-        ttft, tpot = [], []
-        for _ in range(repeat):
-            with LLM.from_plan(self.model, planned) as llm:
-                stats = llm.generate(prompt, params).stats
-                ttft.append(stats.ttft_s)
-                tpot.append(stats.tpot_s or 0.0)
+        with LLM.from_plan(self.model, planned) as llm:
+            stats = llm.generate(prompt, params).stats
+        return stats.ttft_s, stats.tpot_s or 0.0
+
+    def _row(
+        self, case: Case, planned: Planned, times: Sequence[tuple[float, float]]
+    ) -> dict[str, Any]:
         plan, more = planned.plan, case.new_tokens - 1
         predicted = planned.prediction
-        return row | {
+        return {
             "prefill": plan.device.prefill.name if plan.device else "cpu",
             "decode": plan.device.decode.name if plan.device else "cpu",
             "locked_layers": len(plan.device.locked_layers) if plan.device else 0,
             "device_bytes": plan.device.total_bytes if plan.device else 0,
             "device": self.machine.device.name if self.machine.device else None,
-            "ttft_s": median(ttft),
-            "tpot_s": median(tpot),
-            "latency_s": median(a + more * b for a, b in zip(ttft, tpot, strict=True)),
+            "ttft_s": median(ttft for ttft, _ in times),
+            "tpot_s": median(tpot for _, tpot in times),
+            "latency_s": median(ttft + more * tpot for ttft, tpot in times),
             "predicted_ttft_s": predicted.ttft_s,
             "predicted_tpot_s": predicted.tpot_s,
             "predicted_latency_s": predicted.ttft_s + more * predicted.tpot_s,
@@ -254,9 +269,8 @@ def _choice(cases: Iterable[dict[str, dict[str, Any]]], *, pooled: bool) -> dict
     }
 
 
-def _has(rows: list[dict[str, Any]], case: Case, name: str) -> bool:
-    key = asdict(case) | {"strategy": name}
-    return any(key.items() <= r.items() for r in rows)
+def _has(rows: list[dict[str, Any]], case: Case) -> bool:
+    return any(asdict(case).items() <= r.items() for r in rows)
 
 
 def _plan_key(r: dict[str, Any]) -> tuple[Any, ...]:
@@ -291,7 +305,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", type=Path, help="instead of the made one")
     parser.add_argument("--links", type=int, nargs="+", default=[250, 500, 1000], help="MB/s")
-    parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--table", type=Path, metavar="FILE")
     args = parser.parse_args()
@@ -304,14 +318,14 @@ def main() -> None:
         for link in args.links:
             bench = Bench(model, link, Path(folder))
             for case in cases(link):
-                wanted = [name for name in ALL if not _has(rows, case, name)]
-                if wanted:
-                    bench.look()
-                for name in wanted:
-                    rows.append(bench.measure(case, name, args.repeat))
-                    print(list(table(rows[-1:], ""))[-1], flush=True)
-                    if args.json:
-                        _save(args.json, rows)
+                if _has(rows, case):
+                    continue
+                bench.look()
+                found = bench.measure(case, args.repeat)
+                rows += found
+                print("\n".join(list(table(found, ""))[-len(found) :]), flush=True)
+                if args.json:
+                    _save(args.json, rows)
     print(json.dumps(summary(rows), indent=1))
     if args.table:
         args.table.write_text("\n".join(table(rows, machine())) + "\n")
