@@ -70,10 +70,10 @@ static FI_INLINE void unpack_nibbles(const uint8_t* dwords, i32x16 w[8]) {
 
 // Floats, a block of one value: column after column of 16 rows, which weights() makes float32. interleave_run() takes
 // kRun columns at once. Where the type kRounds, activations are rounded to bfloat16 and the second column of a pair comes
-// first; where it kStreams, it comes from memory.
+// first.
 struct F32 {
   static constexpr int kId = 0, kColumns = 1, kBytes = 4, kRun = 4;
-  static constexpr bool kFloat = true, kRounds = false, kStreams = true;
+  static constexpr bool kFloat = true, kRounds = false;
   static FI_INLINE void interleave(Rows16 rows, uint8_t* out) { interleave_dword(rows, 0, out); }
   static FI_INLINE void interleave_run(Rows16 rows, uint8_t* out) { interleave_dwords<1>(rows, 0, out); }
   static FI_INLINE f32x16 weights(const uint8_t* column) { return as_f32(load64(column)); }
@@ -81,7 +81,7 @@ struct F32 {
 
 struct Halves {
   static constexpr int kColumns = 1, kBytes = 2, kRun = 8;
-  static constexpr bool kFloat = true, kStreams = true;
+  static constexpr bool kFloat = true;
   static FI_INLINE void interleave(Rows16 rows, uint8_t* out) { interleave_half(rows, 0, out); }
   static FI_INLINE void interleave_run(Rows16 rows, uint8_t* out) {
     i32x16 pairs[4];

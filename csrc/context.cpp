@@ -35,6 +35,14 @@ Isa choose(const std::optional<std::string>& name) {
   throw std::invalid_argument("instruction set '" + *name + "' is not available here; available: " + names);
 }
 
+bool is_intel() {
+#if defined(__x86_64__)
+  return __builtin_cpu_is("intel");
+#else
+  return false;
+#endif
+}
+
 int at_least_one(int threads) {
   if (threads < 1) throw std::invalid_argument("threads must be at least 1, not " + std::to_string(threads));
   return threads;
@@ -61,7 +69,7 @@ void* Scratch::reserve(size_t bytes) {
 }
 
 Context::Context(int threads, const std::optional<std::string>& isa)
-    : isa_(choose(isa).name), kernels_(choose(isa).kernels), scratch_(at_least_one(threads)), pool_(threads) {}
+    : isa_(choose(isa).name), kernels_(choose(isa).kernels), fetches_ahead_(is_intel()), scratch_(at_least_one(threads)), pool_(threads) {}
 
 size_t Context::scratch_bytes() const {
   const std::lock_guard turn(turn_);

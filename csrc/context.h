@@ -40,6 +40,8 @@ class Context {
   int threads() const { return pool_.threads(); }
   const KernelTable& kernels() const { return kernels_; }
   const std::string& isa() const { return isa_; }
+  // Intel's processors read a third more of memory where a product for one or two tokens fetches ahead, AMD's less.
+  bool fetches_ahead() const { return fetches_ahead_; }
   size_t scratch_bytes() const;
 
   // Exclusive use of the pool and the scratch until it is destroyed: calls from several Python threads take turns.
@@ -64,6 +66,7 @@ class Context {
  private:
   std::string isa_;
   const KernelTable& kernels_;
+  bool fetches_ahead_;
   Scratch shared_;
   std::vector<Scratch> scratch_;
   mutable std::mutex turn_;

@@ -65,7 +65,9 @@ void interleave(Context& context, const TypeKernels& type, const uint8_t* source
            });
 }
 
-void linear(Context& context, const TypeKernels& type, const LinearJob& job) {
+void linear(Context& context, const TypeKernels& type, const LinearJob& of) {
+  LinearJob job = of;
+  job.fetches_ahead = context.fetches_ahead();
   const int64_t groups = ceil_div(job.rows, kGroupRows);
   const int64_t group_bytes = kGroupRows * (job.columns / type.block_columns) * type.block_bytes;
   for_runs(context, groups, groups_per_task(context, groups, group_bytes, job.tokens),

@@ -39,6 +39,7 @@ struct LinearJob {
   int64_t out_stride;
   Epilogue epilogue;
   const float* bias;  // of row 0, or null
+  bool fetches_ahead = false;  // whether weights are fetched ahead of one or two tokens, too: see Context
 };
 
 struct TypeKernels {

@@ -127,6 +127,7 @@ struct Tile {
   int64_t tokens;
   float* sums;
   int64_t sum_stride;
+  bool fetches_ahead;
 };
 
 // Calls f<n>(first) over [0, count) in steps of n = kStep, and of its halves for the rest.
@@ -137,13 +138,13 @@ static FI_INLINE void in_steps(int64_t first, int64_t count, const F& f) {
 }
 
 // Few tokens: blocks are unpacked into registers.
-template <class Type>
+template <class Type, bool kAhead>
 static void add_few(const Tile& t) {
   if constexpr (Type::kFloat) {
     // One token and one group is a chain of additions, slower than memory: several groups make more chains.
     if (t.tokens == 1)
       return in_steps<kOneTokenGroups>(0, t.groups, [&]<int kGroups>(int64_t g) {
-        accumulate_floats<Type, kGroups, 1>(t.weights + g * t.group_stride, t.group_stride, t.blocks, t.x, t.x_stride,
+        accumulate_floats<Type, kGroups, 1, kAhead>(t.weights + g * t.group_stride, t.group_stride, t.blocks, t.x, t.x_stride,
                                             t.sums + g * t.sum_stride, t.sum_stride);
       });
   }
@@ -153,9 +154,9 @@ static void add_few(const Tile& t) {
       const uint8_t* const x = t.x + token * t.x_stride;
       float* const sums = t.sums + g * t.sum_stride + token * kLanes;
       if constexpr (Type::kFloat)
-        accumulate_floats<Type, 1, kTokens>(weights, 0, t.blocks, x, t.x_stride, sums, 0);
+        accumulate_floats<Type, 1, kTokens, kAhead || kTokens >= kPrefetchTokens>(weights, 0, t.blocks, x, t.x_stride, sums, 0);
       else
-        accumulate_blocks<Type, kTokens>(weights, t.blocks, x, t.x_stride, sums);
+        accumulate_blocks<Type, kTokens, kAhead || kTokens >= kPrefetchTokens>(weights, t.blocks, x, t.x_stride, sums);
     });
 }
 
@@ -190,7 +191,7 @@ static void linear_tile(const LinearJob& job, int64_t first_group, int64_t group
     const int64_t start = column / Type::kColumns * Type::kBytes;
     Tile tile{job.weights + row * row_bytes + kGroupRows * start, kGroupRows * row_bytes, groups, blocks,
               job.x + first_token * job.x_stride_bytes + column / kActivationColumns<Type> * kActivationBytes<Type>,
-              job.x_stride_bytes, tokens, scratch.sums, tokens * kLanes};
+              job.x_stride_bytes, tokens, scratch.sums, tokens * kLanes, job.interleaved && job.fetches_ahead};
     if (!job.interleaved) {
       tile.weights = scratch.interleaved;
       tile.group_stride = kGroupRows * kChunkRowBytes;
@@ -205,8 +206,10 @@ static void linear_tile(const LinearJob& job, int64_t first_group, int64_t group
       tile.x = reinterpret_cast<const uint8_t*>(scratch.rounded);
       tile.x_stride = sizeof(float) * kChunkColumns<Type>;
     }
-    if (tokens < kManyTokens<Type>)
-      add_few<Type>(tile);
+    if (tokens < kManyTokens<Type> && (tile.fetches_ahead || kPrefetchTokens == 1))
+      add_few<Type, true>(tile);
+    else if (tokens < kManyTokens<Type>)
+      add_few<Type, false>(tile);
     else
       add_many<Type>(tile, scratch.unpacked);
   }

@@ -88,19 +88,19 @@ static FI_INLINE void prefetch_part(const uint8_t* block, int span) {
 }
 
 // The parts of one span of a block.
-template <class Type, int kTokens, int Part = 0>
+template <class Type, int kTokens, bool kAhead, int Part = 0>
 static FI_INLINE void accumulate_span(const uint8_t* block, int span, const typename Type::Header& header,
                                       const uint8_t* x, int64_t x_stride, f32x16 acc[kTokens]) {
   i32x16 w[8];
   const i32x16* const from = w;
   Scales scales;
-  if constexpr (kTokens >= kPrefetchTokens) prefetch_part<Type, Part>(block, span);
+  if constexpr (kAhead) prefetch_part<Type, Part>(block, span);
   Type::template unpack<Part>(block, span, w);
   Type::template scales<Part>(header, scales);
   prepare<Type>(scales);
   accumulate_part<Type, 1, kTokens>(&from, &scales, x + Part * sizeof(ActivationBlock), x_stride, acc);
   if constexpr ((Part + 1) * kActivationValues < Type::kSpan)
-    accumulate_span<Type, kTokens, Part + 1>(block, span, header, x, x_stride, acc);
+    accumulate_span<Type, kTokens, kAhead, Part + 1>(block, span, header, x, x_stride, acc);
 }
 
 template <class Type, int kTokens, int Part = 0>
@@ -125,8 +125,8 @@ static FI_INLINE void add_block(f32x16 factor, float* sums, const F& f) {
   for (int t = 0; t < kTokens; ++t) store(sums + kLanes * t, fma(acc[t], factor, load(sums + kLanes * t)));
 }
 
-// Adds `blocks` interleaved blocks of one group to sums[token][16].
-template <class Type, int kTokens>
+// Adds `blocks` interleaved blocks of one group to sums[token][16]; what follows them is fetched, if kAhead.
+template <class Type, int kTokens, bool kAhead>
 static void accumulate_blocks(const uint8_t* block, int64_t blocks, const uint8_t* x, int64_t x_stride, float* sums) {
   constexpr int kSpans = Type::kColumns / Type::kSpan;
   constexpr size_t kSpanBytes = Type::kSpan / kActivationValues * sizeof(ActivationBlock);
@@ -135,7 +135,7 @@ static void accumulate_blocks(const uint8_t* block, int64_t blocks, const uint8_
       const typename Type::Header both = Type::header(block, 0);
       add_block<kTokens>(both.d, sums, [&](f32x16* acc) {
         for (int span = 0; span < kSpans; ++span)
-          accumulate_span<Type, kTokens>(block, span, Type::header(block, span), x + span * kSpanBytes, x_stride, acc);
+          accumulate_span<Type, kTokens, kAhead>(block, span, Type::header(block, span), x + span * kSpanBytes, x_stride, acc);
       });
       if constexpr (Type::kMinima)
         add_block<kTokens>(both.dmin, sums, [&](f32x16* acc) {
@@ -148,7 +148,7 @@ static void accumulate_blocks(const uint8_t* block, int64_t blocks, const uint8_
     FI_UNROLL
     for (int t = 0; t < kTokens; ++t) acc[t] = load(sums + kLanes * t);
     for (; blocks > 0; --blocks, block += kGroupRows * Type::kBytes, x += kSpanBytes)
-      accumulate_span<Type, kTokens>(block, 0, Type::header(block, 0), x, x_stride, acc);
+      accumulate_span<Type, kTokens, kAhead>(block, 0, Type::header(block, 0), x, x_stride, acc);
     FI_UNROLL
     for (int t = 0; t < kTokens; ++t) store(sums + kLanes * t, acc[t]);
   }
@@ -156,7 +156,7 @@ static void accumulate_blocks(const uint8_t* block, int64_t blocks, const uint8_
 
 // Columns of floats, one fma each; in pairs the second column first, as processors' bfloat16 products have it. Sums are
 // sums[group · sum_stride + token · 16].
-template <class Type, int kGroups, int kTokens>
+template <class Type, int kGroups, int kTokens, bool kAhead>
 static void accumulate_floats(const uint8_t* column, int64_t group_stride, int64_t columns, const uint8_t* x,
                               int64_t x_stride, float* sums, int64_t sum_stride) {
   constexpr int kColumnBytes = kGroupRows * Type::kBytes;
@@ -175,7 +175,7 @@ static void accumulate_floats(const uint8_t* column, int64_t group_stride, int64
     }
   };
   for (; columns >= 2; columns -= 2, column += 2 * kColumnBytes, x += 2 * sizeof(float)) {
-    if constexpr (Type::kStreams && kTokens >= kPrefetchTokens) {
+    if constexpr (kAhead) {
       FI_UNROLL
       for (int g = 0; g < kGroups; ++g) prefetch_stream(column + g * group_stride, 2 * kColumnBytes);
     }
@@ -250,7 +250,7 @@ static FI_INLINE Scales unpacked_scales(const uint8_t* part) {
 template <class Type>
 struct Unpacked {
   static constexpr int kBytes = sizeof(float);
-  static constexpr bool kRounds = Type::kRounds, kStreams = false;
+  static constexpr bool kRounds = Type::kRounds;
   // As an operand of each product it would be loaded once per token.
   static FI_INLINE f32x16 weights(const uint8_t* column) { return as_f32(in_register(load64(column))); }
 };
@@ -260,7 +260,7 @@ template <class Type, int kGroups, int kTokens>
 static void accumulate_unpacked(const uint8_t* tile, int64_t group_stride, int64_t parts, const uint8_t* x,
                                 int64_t x_stride, float* sums, int64_t sum_stride) {
   if constexpr (Type::kFloat) {
-    accumulate_floats<Unpacked<Type>, kGroups, kTokens>(tile, group_stride, parts, x, x_stride, sums, sum_stride);
+    accumulate_floats<Unpacked<Type>, kGroups, kTokens, false>(tile, group_stride, parts, x, x_stride, sums, sum_stride);
   } else {
     f32x16 acc[kGroups * kTokens];
     Scales scales[kGroups];
