@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flexinfer import _kernels
-from flexinfer.executor.rates import MAX_ROWS, measure_product, timed
+from flexinfer.executor.rates import ProductRate, measure_product, timed
 from flexinfer.executor.sampler import Sampler, SamplingParams
 from flexinfer.formats.quants import BLOCK_TYPES, BlockType
 from flexinfer.memory.arena import Region
@@ -14,8 +14,7 @@ from flexinfer.ops.base import Epilogue
 from flexinfer.planner.estimator import TILE_KEYS, visible_keys, visited_keys
 from flexinfer.planner.hardware import AttentionRates, KernelRates
 
-FEW_ROWS = 1024  # of a matrix that many tokens share: some MB, as in a model
-MEMORY_TOKENS = 8  # up to so many tokens a product is measured from memory, not from the caches
+ROWS = 4096  # of a matrix, as in a model: a call's own time and what it writes count
 LONG_TOKENS = 1024  # of the cache that one token's attention is measured with
 PROMPT_TOKENS = 256
 GLUE_TOKENS, GLUE_COLUMNS, GLUE_HEAD = 256, 2048, 128
@@ -32,30 +31,28 @@ class Bench:
     memory: Region
     repeats: int = 3
 
-    def best_s(self, call: Callable[[], object]) -> float:
-        """The shortest of the repeats: what disturbs only adds."""
-        return timed(call, self.repeats).best_s
+    def usual_s(self, call: Callable[[], object]) -> float:
+        """The median: a prediction is of what is usual, and the best is rarer than that."""
+        return timed(call, self.repeats).median_s
 
 
 def kernel_rates(bench: Bench, kind: BlockType, tokens: Sequence[int]) -> KernelRates:
     """At one token and at the ascending numbers `tokens`."""
 
-    def rate(count: int, locked: bool = True, max_rows: int = MAX_ROWS) -> tuple[float, float]:
-        found = measure_product(
+    def found(count: int, locked: bool = True) -> ProductRate:
+        return measure_product(
             bench.context,
             kind,
             count,
             bench.memory,
             locked=locked,
-            max_rows=max_rows,
+            max_rows=ROWS,
             repeats=bench.repeats,
         )
-        return found.bytes_per_s, found.ops_per_s
 
-    one, streamed = rate(1)[0], rate(1, locked=False)[0]
-    points = tuple(
-        (n, rate(n, max_rows=MAX_ROWS if n <= MEMORY_TOKENS else FEW_ROWS)[1]) for n in tokens
-    )
+    one = found(1).usual_bytes_per_s
+    streamed = found(1, locked=False).usual_bytes_per_s
+    points = tuple((count, found(count).usual_ops_per_s) for count in tokens)
     return KernelRates(one, min(one, streamed), points)
 
 
@@ -74,7 +71,7 @@ def attention_rates(
         q = np.zeros((count, heads * head_dim), np.float32)
         out, table = np.zeros_like(q), np.arange(pages, dtype=np.int32)
         where = (bench.memory.address, page_bytes, table, seen - count)
-        seconds = bench.best_s(
+        seconds = bench.usual_s(
             lambda: _kernels.attention(bench.context, q, out, *where, *shape, 1.0)
         )
         span = (seen - count, count, None)
@@ -115,6 +112,6 @@ def glue_rates(bench: Bench) -> dict[str, float]:
         "append_per_s": (2 * x.size, append),
         "sample_per_s": (SAMPLED, lambda: sampler.sample(logits)),
     }
-    rates = {name: size / bench.best_s(call) for name, (size, call) in calls.items()}
-    gated_s = bench.best_s(product(Epilogue.SILU_MUL)) - bench.best_s(product(Epilogue.STORE))
+    rates = {name: size / bench.usual_s(call) for name, (size, call) in calls.items()}
+    gated_s = bench.usual_s(product(Epilogue.SILU_MUL)) - bench.usual_s(product(Epilogue.STORE))
     return rates | {"gate_per_s": x.size / max(gated_s, x.size / rates["norm_per_s"] / 4)}

@@ -23,7 +23,7 @@ from flexinfer.planner.sizes import KV_TYPES
 from flexinfer.streaming.probe import probe_disk
 from flexinfer.units import MiB
 
-TOKENS = (2, 4, 8, 16, 64, 256)
+TOKENS = (2, 4, 8, 16, 64, 512)
 MEMORY_BYTES = 64 * MiB  # beyond the caches, at least
 LEAST_BYTES = 4 * MiB  # of a small container: rather from the caches than not at all
 CACHES = 2  # times what the processor has

@@ -61,6 +61,14 @@ class ProductRate:
         """Two per multiply-add, in the best run."""
         return self.operations / self.times.best_s
 
+    @property
+    def usual_bytes_per_s(self) -> float:
+        return self.weight_bytes / self.times.median_s
+
+    @property
+    def usual_ops_per_s(self) -> float:
+        return self.operations / self.times.median_s
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:

@@ -4,6 +4,7 @@ held.
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,8 @@ class EmbeddingRows:
         Raises ReadError, also where the file was written to: its rows may be of another model.
         """
         table, size = self._table, self._table.row_bytes
+        if len(ids) > 1:
+            self._ask_for(set(ids))
         for i, row in enumerate(ids):
             offset = table.offset_bytes + row * size
             try:
@@ -51,6 +54,16 @@ class EmbeddingRows:
                 table.block_type.ggml_id, self._row.ctypes.data, 1, table.columns, out[i : i + 1]
             )
         self._identity.check(table.path, self._fd)
+
+    def _ask_for(self, ids: set[int]) -> None:
+        """So that rows that are on the disk come side by side, not one after the other. Advice: what
+        a file system makes of it shows when the rows are read.
+        """
+        table = self._table
+        for row in ids:
+            offset = table.offset_bytes + row * table.row_bytes
+            with suppress(OSError):
+                os.posix_fadvise(self._fd, offset, table.row_bytes, os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:
         if self._fd >= 0:
