@@ -75,10 +75,10 @@ class SamplingParams:
             raise OptionError("an empty stop string would end every text at once", "leave it out")
 
 
-def not_finite(value: float) -> FormatError:
-    """What is said of a model whose results are no numbers."""
+def not_finite(model: str, value: float) -> FormatError:
+    """What is said of a model, named by its file, whose results are no numbers."""
     return FormatError(
-        f"the model's result is {value}: its weights hold values that are damaged or out of range",
+        f"{model}: a result is {value}: the weights hold values that are damaged or out of range",
         "download the file again; if it stays so, its conversion went wrong",
     )
 
@@ -103,11 +103,18 @@ def nucleus(weights: Array, top_p: float) -> Array:
 class Sampler:
     """Samples for one request, whose prompt and choices so far the penalties are for.
 
-    `vocab_size` bounds what may be chosen (padding ids are never).
+    `vocab_size` bounds what may be chosen (padding ids are never); errors name `model`.
     """
 
-    def __init__(self, params: SamplingParams, vocab_size: int, prompt: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        vocab_size: int,
+        prompt: Sequence[int] = (),
+        model: str = "the model",
+    ) -> None:
         self._params = params
+        self._model = model
         self._vocab_size = vocab_size
         self._random = np.random.default_rng(params.seed)
         self._repeated = dict.fromkeys(token for token in prompt if token < vocab_size)
@@ -142,7 +149,7 @@ class Sampler:
         params = self._params
         likeliest = int(np.argmax(logits))
         if not np.isfinite(logits[likeliest]):
-            raise not_finite(float(logits[likeliest]))
+            raise not_finite(self._model, float(logits[likeliest]))
         if params.temperature == 0 or params.top_k == 1:
             return likeliest
         ids: Array | None = None
