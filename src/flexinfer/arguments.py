@@ -1,13 +1,15 @@
 """What each command takes on the command line."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from flexinfer import __version__
 from flexinfer.errors import OptionError
-from flexinfer.units import parse_bytes
+from flexinfer.units import parse_bytes, parse_number, parse_whole
+
+T = TypeVar("T")
 
 MAX_TOKENS = 512
 
@@ -24,6 +26,26 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if rest:
         known.error(f"unrecognized arguments: {' '.join(rest)}")
     return args
+
+
+def _parsed(parse: Callable[[str], T], text: str) -> T:
+    """argparse names the option where it is told of a fault in this way."""
+    try:
+        return parse(text)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(f"{error}; {error.hint}") from error
+
+
+def _size(text: str) -> int:
+    return _parsed(parse_bytes, text)
+
+
+def _whole(text: str) -> int:
+    return _parsed(parse_whole, text)
+
+
+def _number(text: str) -> float:
+    return _parsed(parse_number, text)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -97,23 +119,23 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help="what to answer; `-` reads it from standard input, as does a pipe when it is absent",
     )
     parser.add_argument(
-        "--max-tokens", type=int, default=MAX_TOKENS, metavar="N", help="default: 512"
+        "--max-tokens", type=_whole, default=MAX_TOKENS, metavar="N", help="default: 512"
     )
     parser.add_argument(
         "--temperature",
-        type=float,
+        type=_number,
         default=0.0,
         metavar="T",
         help="default: 0, always the likeliest token, so that a text can be repeated",
     )
     parser.add_argument(
-        "--top-k", type=int, metavar="K", help="sample among the K likeliest tokens"
+        "--top-k", type=_whole, metavar="K", help="sample among the K likeliest tokens"
     )
     parser.add_argument(
-        "--top-p", type=float, metavar="P", help="sample among the likeliest P of 1"
+        "--top-p", type=_number, metavar="P", help="sample among the likeliest P of 1"
     )
     parser.add_argument(
-        "--min-p", type=float, metavar="P", help="leave out what is below P of the likeliest"
+        "--min-p", type=_number, metavar="P", help="leave out what is below P of the likeliest"
     )
     for name, default, meaning in (
         ("repetition", 1.0, "divides the logits of all tokens so far; default: 1, none"),
@@ -121,9 +143,9 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         ("frequency", 0.0, "less for each time it stands there; default: 0"),
     ):
         parser.add_argument(
-            f"--{name}-penalty", type=float, default=default, metavar="X", help=meaning
+            f"--{name}-penalty", type=_number, default=default, metavar="X", help=meaning
         )
-    parser.add_argument("--seed", type=int, metavar="S", help="of the sampling")
+    parser.add_argument("--seed", type=_whole, metavar="S", help="of the sampling")
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end before TEXT (repeatable)"
     )
@@ -146,10 +168,10 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     )
     _add_device_name(parser)
     parser.add_argument(
-        "--vram", type=parse_bytes, metavar="SIZE", help="device memory; default: all of it"
+        "--vram", type=_size, metavar="SIZE", help="device memory; default: all of it"
     )
     parser.add_argument(
-        "--batch", type=int, default=1, metavar="N", help="sequences at once, default: 1"
+        "--batch", type=_whole, default=1, metavar="N", help="sequences at once, default: 1"
     )
     parser.add_argument(
         "--objective",
@@ -169,7 +191,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         "--sweep", action="store_true", help="every budget from the least to the whole model"
     )
     parser.add_argument(
-        "--target-tokens-per-s", type=float, metavar="X", help="say what --ram that takes"
+        "--target-tokens-per-s", type=_number, metavar="X", help="say what --ram that takes"
     )
     parser.add_argument(
         "--plot", type=Path, metavar="F", help="draw the memory, or the sweep: F.svg or F.png"
@@ -184,7 +206,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
     _add_tokens(parser)
-    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="default: 3")
+    parser.add_argument("--repeat", type=_whole, default=3, metavar="N", help="default: 3")
     parser.add_argument(
         "--kernels",
         action="store_true",
@@ -199,23 +221,23 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 def _add_perplexity(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a text file")
     parser.add_argument(
-        "--ctx", type=int, default=512, metavar="N", help="of a chunk, default: 512"
+        "--ctx", type=_whole, default=512, metavar="N", help="of a chunk, default: 512"
     )
-    parser.add_argument("--chunks", type=int, metavar="N", help="only the first N")
+    parser.add_argument("--chunks", type=_whole, metavar="N", help="only the first N")
     _add_budget(parser)
     _add_device(parser)
     _add_common(parser)
 
 
 def _add_tokens(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--prompt-tokens", type=int, metavar="N", help="length of the prompt")
-    parser.add_argument("--new-tokens", type=int, metavar="N", help="length of the answer")
+    parser.add_argument("--prompt-tokens", type=_whole, metavar="N", help="length of the prompt")
+    parser.add_argument("--new-tokens", type=_whole, metavar="N", help="length of the answer")
 
 
 def _add_ctx(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ctx",
-        type=int,
+        type=_whole,
         metavar="N",
         help="tokens of context to reserve; default: what the work needs, in a chat up to 4096",
     )
@@ -224,7 +246,7 @@ def _add_ctx(parser: argparse.ArgumentParser) -> None:
 def _add_budget(parser: argparse.ArgumentParser, several: bool = False) -> None:
     parser.add_argument(
         "--ram",
-        type=parse_bytes,
+        type=_size,
         action="append" if several else "store",
         metavar="SIZE",
         help="the most memory the process may take; default: what the machine can spare"
@@ -245,12 +267,12 @@ def _add_budget(parser: argparse.ArgumentParser, several: bool = False) -> None:
     )
     parser.add_argument(
         "--prefetch-window",
-        type=int,
+        type=_whole,
         metavar="N",
         help="reads of up to 4 MiB that are in use, under way or ahead; default: what pays",
     )
     parser.add_argument(
-        "--io-threads", type=int, metavar="N", help="reads under way at once; default: what pays"
+        "--io-threads", type=_whole, metavar="N", help="reads under way at once; default: what pays"
     )
     parser.add_argument(
         "--force", action="store_true", help="take a --ram that is more than what is available"
@@ -270,7 +292,7 @@ def _add_device(parser: argparse.ArgumentParser) -> None:
     _add_device_name(parser)
     parser.add_argument(
         "--vram",
-        type=parse_bytes,
+        type=_size,
         metavar="SIZE",
         help="the most of its memory to take; default: what is free",
     )
@@ -288,7 +310,7 @@ def _add_device(parser: argparse.ArgumentParser) -> None:
 
 def _add_threads(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--threads", type=int, metavar="N", help="default: the processors available"
+        "--threads", type=_whole, metavar="N", help="default: the processors available"
     )
 
 
