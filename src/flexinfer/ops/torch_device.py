@@ -15,7 +15,7 @@ from flexinfer.ops.torch import Activations, DeviceCache, Fused, Rows, TorchOps
 from flexinfer.ops.torch_memory import DeviceArena, DeviceRegion
 from flexinfer.ops.torch_weights import Memory
 from flexinfer.planner.hardware import Device
-from flexinfer.planner.machines import EMULATED
+from flexinfer.planner.machines import EMULATED, SMALL
 from flexinfer.streaming.prefetcher import Stream
 
 _KINDS = ("cpu", "cuda")
@@ -38,7 +38,7 @@ class TorchDevice:
         if self._device is None or self._device.type not in _KINDS:
             raise OptionError(
                 f"unknown --device {name!r}",
-                f"known: {', '.join(_KINDS)}, cuda:1, …, {EMULATED}MACHINE",
+                f"known: {', '.join(_KINDS)}, cuda:1, …, {EMULATED}{SMALL}, {EMULATED}MACHINE",
             )
         self.name = name
         self.emulates: Device | None = None
