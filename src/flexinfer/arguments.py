@@ -11,8 +11,6 @@ from flexinfer.units import parse_bytes, parse_number, parse_whole
 
 T = TypeVar("T")
 
-MAX_TOKENS = 512
-
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """argparse takes an absent PROMPT as final once it meets an option: here it may follow them."""
@@ -119,12 +117,14 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help="what to answer; `-` reads it from standard input, as does a pipe when it is absent",
     )
     parser.add_argument(
-        "--max-tokens", type=_whole, default=MAX_TOKENS, metavar="N", help="default: 512"
+        "--max-tokens",
+        type=_whole,
+        metavar="N",
+        help="of the answer, no more than the context holds; default: 512, or what it has left",
     )
     parser.add_argument(
         "--temperature",
         type=_number,
-        default=0.0,
         metavar="T",
         help="default: 0, always the likeliest token, so that a text can be repeated",
     )
@@ -137,17 +137,15 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--min-p", type=_number, metavar="P", help="leave out what is below P of the likeliest"
     )
-    for name, default, meaning in (
-        ("repetition", 1.0, "divides the logits of all tokens so far; default: 1, none"),
-        ("presence", 0.0, "less for each token of the answer so far; default: 0"),
-        ("frequency", 0.0, "less for each time it stands there; default: 0"),
+    for name, meaning in (
+        ("repetition", "divides the logits of all tokens so far; default: 1, none"),
+        ("presence", "less for each token of the answer so far; default: 0"),
+        ("frequency", "less for each time it stands there; default: 0"),
     ):
-        parser.add_argument(
-            f"--{name}-penalty", type=_number, default=default, metavar="X", help=meaning
-        )
+        parser.add_argument(f"--{name}-penalty", type=_number, metavar="X", help=meaning)
     parser.add_argument("--seed", type=_whole, metavar="S", help="of the sampling")
     parser.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end before TEXT (repeatable)"
+        "--stop", action="append", metavar="TEXT", help="end before TEXT (repeatable)"
     )
     parser.add_argument("--system", metavar="TEXT", help="the system message")
     parser.add_argument(

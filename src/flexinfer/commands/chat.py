@@ -6,7 +6,7 @@ import sys
 from flexinfer.commands.console import Console
 from flexinfer.commands.loading import announce, load, options, prefill_progress
 from flexinfer.commands.models import model_path
-from flexinfer.commands.run import report, stream_answer, system_message
+from flexinfer.commands.run import check_max_tokens, report, stream_answer, system_message
 from flexinfer.errors import PromptError
 from flexinfer.executor.model import open_model
 from flexinfer.executor.sampler import SamplingParams
@@ -27,6 +27,7 @@ def chat(args: argparse.Namespace, params: SamplingParams, console: Console) -> 
     model = open_model(model_path(args.model))
     model.chat_prompt([{"role": "user", "content": ""}])  # refuses a model without a template now
     planned = plan_run(model, options(args, args.ram, args.ctx))
+    check_max_tokens(args, planned.plan.workload.context_tokens)
     announce(model, planned, console, chat=True)
     with load(model, planned, console) as llm:
         console.aside(HELP)
