@@ -164,10 +164,6 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|FILE",
         help="not this machine: icl-a100, spr-h100, laptop, desktop, mini-pc, or a TOML file",
     )
-    _add_device_name(parser)
-    parser.add_argument(
-        "--vram", type=_size, metavar="SIZE", help="device memory; default: all of it"
-    )
     parser.add_argument(
         "--batch", type=_whole, default=1, metavar="N", help="sequences at once, default: 1"
     )
@@ -176,11 +172,6 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         choices=("latency", "ttft", "tpot", "throughput"),
         default="latency",
         help="what the strategy is chosen by, default: latency of the whole workload",
-    )
-    parser.add_argument(
-        "--strategy",
-        choices=("flexinfer", "flexgen", "flexgen-opt", "splitgen", "cpu-only"),
-        help="instead of the chosen one",
     )
     parser.add_argument(
         "--type", metavar="TYPE", help="of the weights of a model that has none, default: BF16"
@@ -199,6 +190,9 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     )
     _add_budget(parser)
     _add_ctx(parser)
+    _add_device(
+        parser, "; with --hardware: flexinfer (chosen), flexgen, flexgen-opt, splitgen, cpu-only"
+    )
     _add_common(parser)
 
 
@@ -277,17 +271,14 @@ def _add_budget(parser: argparse.ArgumentParser, several: bool = False) -> None:
     )
 
 
-def _add_device_name(parser: argparse.ArgumentParser) -> None:
+def _add_device(parser: argparse.ArgumentParser, more: str = "") -> None:
+    """`more` is said of --strategy."""
     parser.add_argument(
         "--device",
         metavar="NAME",
         help="an accelerator: cuda, cuda:1; cpu as a stand-in, or an emulated one: emulated:small, "
         "emulated:MACHINE, emulated:MACHINE@SCALE, a machine being what plan --hardware takes",
     )
-
-
-def _add_device(parser: argparse.ArgumentParser) -> None:
-    _add_device_name(parser)
     parser.add_argument(
         "--vram",
         type=_size,
@@ -295,11 +286,8 @@ def _add_device(parser: argparse.ArgumentParser) -> None:
         help="the most of its memory to take; default: what is free",
     )
     known = "cpu, gpu-offload, split:M"
-    parser.add_argument(
-        "--strategy",
-        metavar="NAME",
-        help=f"what it computes: auto, {known}, flexgen, flexgen-opt, splitgen; default: auto",
-    )
+    whole = f"auto (the default), {known}, flexgen, flexgen-opt, splitgen"
+    parser.add_argument("--strategy", metavar="NAME", help=f"what it computes: {whole}{more}")
     for phase in ("prefill", "decode"):
         parser.add_argument(
             f"--{phase}-strategy", metavar="NAME", help=f"in this phase alone: {known}"

@@ -78,7 +78,7 @@ def _check_here(args: argparse.Namespace) -> None:
         "--vram": args.vram is not None and args.device is None,
         "--batch": args.batch != 1,
         "--objective": args.objective != "latency",
-        "--strategy": args.strategy is not None,
+        "--strategy": args.strategy is not None and args.device is None,
     }
     for name, given in others.items():
         if given:

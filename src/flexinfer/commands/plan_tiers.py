@@ -29,7 +29,10 @@ HERE = {  # options that are of a run on this machine: their values where they w
     "--threads": ("threads", None),
     "--force": ("force", False),
     "--device": ("device", None),
+    "--prefill-strategy": ("prefill_strategy", None),
+    "--decode-strategy": ("decode_strategy", None),
 }
+STRATEGIES = (CHOSEN, *BASELINES)
 
 
 def plan_tiers(args: argparse.Namespace) -> int:
@@ -38,6 +41,11 @@ def plan_tiers(args: argparse.Namespace) -> int:
             raise OptionError(
                 f"{option} cannot take effect with --hardware", "it is for this machine alone"
             )
+    if args.strategy not in (None, *STRATEGIES):
+        raise OptionError(
+            f"unknown --strategy {args.strategy!r:.80} with --hardware, where every split is tried",
+            f"known: {', '.join(STRATEGIES)}; others are for --device",
+        )
     shape, base_bytes = _model(args)
     hardware = find_hardware(args.hardware)
     load = _load(args, shape)
