@@ -29,6 +29,21 @@ from torch_tools import MemoryMeter
 
 assert torch_tools  # one thread
 FAST = emulated_device("emulated:small@100")
+MACHINE = """
+[disk]
+bytes_per_s = 1e9
+[host]
+memory_bytes_per_s = 1e9
+[host.kernels.any]
+ops_per_s = 1e9
+[device]
+memory_bytes = "1GiB"
+memory_bytes_per_s = 3e9
+[device.ops_per_s]
+any = 8e9
+[device.to_device]
+bytes_per_s = 2e8
+"""
 
 
 @pytest.fixture(scope="module")
@@ -128,12 +143,7 @@ def test_what_cannot_be_emulated_is_refused(name: str, said: str) -> None:
 
 def test_a_latency_that_keeps_threads_waiting_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "far.toml"
-    path.write_text(
-        "[disk]\nbytes_per_s = 1e9\n[host]\nmemory_bytes_per_s = 1e9\n"
-        "[host.kernels.any]\nops_per_s = 1e9\n"
-        '[device]\nmemory_bytes = "1GiB"\nmemory_bytes_per_s = 3e9\n[device.ops_per_s]\nany = 8e9\n'
-        "[device.to_device]\nbytes_per_s = 2e8\nlatency_s = 3600\n"
-    )
+    path.write_text(MACHINE + "latency_s = 3600\n")
     with pytest.raises(OptionError, match=r"a latency of 3600 s is more than 0\.1"):
         emulated_device(f"emulated:{path}")
 
@@ -176,12 +186,7 @@ def test_presets_and_files_are_emulated_at_any_scale(tmp_path: Path) -> None:
     assert slow.memory_bytes_per_s == pytest.approx(laptop.memory_bytes_per_s / 1000)
     assert (slow.memory_bytes, slow.to_host.latency_s) == (laptop.memory_bytes, 10e-6)
     path = tmp_path / "m@2.toml"
-    path.write_text(
-        "[disk]\nbytes_per_s = 1e9\n[host]\nmemory_bytes_per_s = 1e9\n"
-        "[host.kernels.any]\nops_per_s = 1e9\n"
-        '[device]\nmemory_bytes = "1GiB"\nmemory_bytes_per_s = 3e9\n[device.ops_per_s]\nany = 8e9\n'
-        "[device.to_device]\nbytes_per_s = 2e8\nlatency_s = 1e-3\n"
-    )
+    path.write_text(MACHINE + "latency_s = 1e-3\n")
     assert emulated_device(f"emulated:{path}").to_device == Link(2e8, 1e-3)
     assert emulated_device(f"emulated:{path}@0.5").to_host == Link(1e8, 1e-3)
 

@@ -49,6 +49,8 @@ def test_auto_leaves_it_to_the_planner() -> None:
         ("split:", None, None),
         ("split:-1", None, None),
         ("split:٣", None, None),
+        ("", None, None),
+        ("cpu", "", None),
         ("split:1_0", None, None),
         (f"split:{'9' * 5000}", None, None),
         ("flexgen", "cpu", None),
@@ -61,7 +63,7 @@ def test_what_cannot_be_meant_is_refused(names: tuple[str, str | None, str | Non
     assert refused.value.hint
 
 
-@pytest.mark.parametrize("name", ["gpu", "meta", "cuda:99", "cuda"])
+@pytest.mark.parametrize("name", ["gpu", "meta", "cuda:99", "cuda", "cpu:1"])
 def test_devices_that_are_not_there_are_refused(name: str) -> None:
     with pytest.raises(OptionError, match=name):
         open_device(name)

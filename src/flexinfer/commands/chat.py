@@ -53,7 +53,7 @@ def _converse(llm: LLM, system: str | None, params: SamplingParams, console: Con
         try:
             answer = _answer(llm, [*messages, question], params, console)
         except PromptError as error:
-            console.error(str(error), "/clear begins a new conversation; a larger --ctx holds more")
+            console.error(str(error), f"{error.hint}; /clear begins a new conversation")
             continue
         if answer:  # a template may refuse an empty one, left by Ctrl-C
             messages += [question, {"role": "assistant", "content": answer}]

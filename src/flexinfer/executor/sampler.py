@@ -76,6 +76,11 @@ class SamplingParams:
             check_parameter(field.name, value, field.name, "SamplingParams")
         for text in self.stop:
             check_type("a stop string", text, str)
+            if not text.isascii() and text.encode(errors="ignore").decode() != text:
+                raise OptionError(
+                    f"the stop string {text!a:.80} has a lone surrogate, and would never be found",
+                    "decode it as UTF-8",
+                )
 
 
 def not_finite(model: str, value: float) -> FormatError:

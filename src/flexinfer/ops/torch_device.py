@@ -35,7 +35,12 @@ class TorchDevice:
             self._device = torch.device(name)
         except RuntimeError:
             self._device = None
-        if self._device is None or self._device.type not in _KINDS:
+        numbered = self._device is not None and self._device.index is not None
+        if (
+            self._device is None
+            or self._device.type not in _KINDS
+            or (numbered and self._device.type == "cpu")
+        ):
             raise OptionError(
                 f"unknown --device {name!r}",
                 f"known: {', '.join(_KINDS)}, cuda:1, …, {EMULATED}{SMALL}, {EMULATED}MACHINE",

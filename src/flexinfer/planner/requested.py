@@ -41,7 +41,10 @@ def requested(name: str, prefill: str | None, decode: str | None, layers: int) -
                 )
         whole = split(layers, layers)
         return Requested(whole, whole, lock=name != "flexgen", static=name == "splitgen")
-    names = {"--prefill-strategy": prefill or name, "--decode-strategy": decode or name}
+    names = {
+        "--prefill-strategy": name if prefill is None else prefill,
+        "--decode-strategy": name if decode is None else decode,
+    }
     if all(given == AUTO for given in names.values()):
         return None
     both = []
