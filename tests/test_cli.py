@@ -55,6 +55,7 @@ def complain(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[str, st
         (["bench", "demo", "--repeat", "0"], "--repeat is 0"),
         (["run", "demo", "hi", "--vram", "6GiB"], "--vram"),  # nothing to offload to yet
         (["info", "no such file.gguf"], "no such file.gguf"),
+        (["perplexity", "demo", "/dev/zero"], "/dev/zero: is a device"),
     ],
 )
 def test_a_mistake_is_named_in_two_lines(

@@ -271,7 +271,7 @@ def test_a_conversation(smollm_path: Path) -> None:
 
 def test_ctrl_c_stops_an_answer_then_ends_the_chat(smollm_path: Path) -> None:
     with terminal("run", smollm_path, "--ram", "200MiB", "--max-tokens", 4000) as chat:
-        chat.expect("> ")
+        assert "ends with the context, before --max-tokens 4000" in chat.expect("> ")
         chat.type("Write a very long story about a ship.\n")
         chat.expect("ship.*\n.*[a-z]{3}")
         chat.type("\x03")

@@ -85,6 +85,7 @@ def test_a_prompt_may_come_through_a_pipe(smollm_path: Path) -> None:
         (["hi", "--ram", "1MiB"], b"", "minimum"),
         (["hi", "--force"], b"", "--force"),
         (["hi", "--ctx", "9999"], b"", "8192"),
+        (["hi", "--ctx", "-1", "--max-tokens", "4"], b"", "--ctx is -1"),
         (["hi", "--max-tokens", "8193"], b"", "--max-tokens is 8193, the context 8192 tokens"),
         (["hi", "--max-tokens", "1000000000000"], b"", "the context 8192 tokens"),
         (["hi", "--max-tokens", "65", "--ctx", "64"], b"", "--max-tokens is 65, the context 64"),

@@ -68,6 +68,8 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     if args.new_tokens < 2:
         parser.error("--new-tokens must be 2 or more: a time per token needs two")
+    if args.device.startswith("emulated:"):
+        parser.error("--device: an emulated accelerator says nothing of a GPU")
     for option, folder in (("--folder", args.folder), ("--json", args.json and args.json.parent)):
         if folder is not None and not folder.is_dir():
             parser.error(f"{option}: there is no folder {folder}")

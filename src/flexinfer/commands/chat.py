@@ -26,9 +26,12 @@ def chat(args: argparse.Namespace, params: SamplingParams, console: Console) -> 
 
     model = open_model(model_path(args.model))
     model.chat_prompt([{"role": "user", "content": ""}])  # refuses a model without a template now
+    check_max_tokens(args, model.spec.context_tokens)
     planned = plan_run(model, options(args, args.ram, args.ctx))
-    check_max_tokens(args, planned.plan.workload.context_tokens)
     announce(model, planned, console, chat=True)
+    context_tokens = planned.plan.workload.context_tokens
+    if params.max_tokens > context_tokens:
+        console.aside(f"an answer ends with the context, before --max-tokens {params.max_tokens}")
     with load(model, planned, console) as llm:
         console.aside(HELP)
         _converse(llm, args.system, params, console)

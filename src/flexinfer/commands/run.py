@@ -54,7 +54,6 @@ def run(args: argparse.Namespace, console: Console) -> int:
     check_max_tokens(args, model.spec.context_tokens)
     planned = plan_run(model, options(args, args.ram, args.ctx), len(prompt), params.max_tokens)
     workload = planned.plan.workload
-    check_max_tokens(args, workload.context_tokens)
     announce(model, planned, console)
     if workload.new_tokens < params.max_tokens:
         console.aside(f"the context has room for {count(workload.new_tokens, 'new token')}")
@@ -95,9 +94,10 @@ def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def check_max_tokens(args: argparse.Namespace, context_tokens: int) -> None:
-    """Raises OptionError for one that no answer can reach, whatever its prompt."""
-    if args.max_tokens is not None and args.max_tokens > context_tokens:
+def check_max_tokens(args: argparse.Namespace, trained_tokens: int) -> None:
+    """Raises OptionError for one that no answer can reach, whatever the prompt and the budget."""
+    context_tokens = trained_tokens if args.ctx is None else args.ctx
+    if args.max_tokens is not None and args.max_tokens > context_tokens >= 1:
         raise OptionError(
             f"--max-tokens is {args.max_tokens}, the context {context_tokens} tokens",
             f"give {context_tokens} or less: an answer ends with the context at the latest",
