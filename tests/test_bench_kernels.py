@@ -11,7 +11,8 @@ from cli_tools import flexinfer
 from doctor_tools import Machine
 from factory import make_gguf
 from flexinfer import _kernels
-from flexinfer.commands.bench_kernels import TOKENS
+from flexinfer.arguments import parser
+from flexinfer.commands.bench_kernels import OF_MODELS, TOKENS
 from flexinfer.executor.rates import COLUMNS, Times, measure_bounds, measure_product
 from flexinfer.formats.quants import BLOCK_TYPES
 from flexinfer.memory import machine
@@ -109,3 +110,10 @@ def test_the_types_of_a_model_as_json_and_as_a_table(tmp_path: Path) -> None:
 def test_what_cannot_take_effect_is_refused(argv: list[str], message: str) -> None:
     done = flexinfer("bench", *argv)
     assert done.returncode == 2 and message in done.stderr, done.stderr
+
+
+def test_every_option_of_a_run_is_refused_beside_kernels() -> None:
+    commands = next(a for a in parser()._actions if isinstance(a.choices, dict)).choices
+    known = {action.dest: action.default for action in commands["bench"]._actions}
+    heeded = {"help", "model", "repeat", "kernels", "child", "threads", "json", "verbose", "quiet"}
+    assert {name: known[name] for name in known if name not in heeded} == OF_MODELS

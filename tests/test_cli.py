@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from cli_tools import environment, flexinfer
-from flexinfer import LLM, UnsupportedError
+from flexinfer import LLM, SamplingParams, UnsupportedError, arguments
+from flexinfer.arguments import parser
 from flexinfer.cli import main
+from flexinfer.commands.run import SAMPLING
+from flexinfer.errors import OptionError
 from flexinfer.formats.quants import BLOCK_TYPES
 from flexinfer.planner.sizes import KV_TYPES
 from flexinfer.units import format_bytes
@@ -38,20 +41,21 @@ def complain(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[str, st
         (["plan", "demo", "--pol", "rows"], "--pol"),
         (["rum", "demo"], "rum"),
         (["run"], "MODEL"),
-        (["run", "demo", "hi", "--ram", "much"], "much"),
+        (["run", "demo", "hi", "--ram", "much"], "--ram: not a size: 'much'"),
         (["run", "demo", "hi", "--max-tokens", "many"], "--max-tokens"),
-        (["run", "demo", "hi", "--max-tokens", "-1"], "max_tokens is -1"),
-        (["run", "demo", "hi", "--temperature", "nan"], "temperature is nan"),
+        (["run", "demo", "hi", "--max-tokens", "-1"], "--max-tokens is -1"),
+        (["run", "demo", "hi", "--temperature", "nan"], "--temperature: not a number: 'nan'"),
         (["run", "demo", "hi", "--top-p", "0.9"], "--top-p cannot take effect at temperature 0"),
-        (["run", "demo", "hi", "--temperature", "1", "--top-p", "1.5"], "top_p is 1.5"),
+        (["run", "demo", "hi", "--temperature", "1", "--top-p", "1.5"], "--top-p is 1.5"),
         (["run", "demo", "hi", "--seed", "3"], "--seed cannot take effect at temperature 0"),
-        (["run", "demo", "hi", "--temperature", "1", "--seed", "-3"], "seed is -3"),
-        (["run", "demo", "hi", "--stop", ""], "stop"),
+        (["run", "demo", "hi", "--temperature", "1", "--seed", "-3"], "--seed is -3"),
+        (["run", "demo", "hi", "--stop", ""], "--stop is ['']"),
         (["run", "demo", "hi", "--raw", "--system", "be brief"], "--system"),
         (["run", "demo", "hi", "--quiet", "-v"], "--quiet"),
         (["bench", "demo", "--repeat", "0"], "--repeat is 0"),
         (["run", "demo", "hi", "--vram", "6GiB"], "--vram"),  # nothing to offload to yet
         (["info", "no such file.gguf"], "no such file.gguf"),
+        (["perplexity", "demo", "/dev/zero"], "/dev/zero: is a device"),
     ],
 )
 def test_a_mistake_is_named_in_two_lines(
@@ -59,6 +63,47 @@ def test_a_mistake_is_named_in_two_lines(
 ) -> None:
     error, _ = complain(capsys, *argv)
     assert named in error
+
+
+def options(wanted: tuple[object, ...]) -> list[tuple[str, str]]:
+    """Every command's options whose values are parsed by one of these."""
+    commands = next(a for a in parser()._actions if isinstance(a.choices, dict)).choices
+    return [
+        (command, action.option_strings[0])
+        for command, known in commands.items()
+        for action in known._actions
+        if action.type in wanted
+    ]
+
+
+@pytest.mark.parametrize(("command", "option"), options((arguments._whole, arguments._number)))
+@pytest.mark.parametrize("value", ["٤", "1_0", " 7", "0x1f", "inf", "", "9" * 5000])
+def test_a_number_is_plain_digits(
+    command: str, option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error, _ = complain(capsys, command, "demo", f"{option}={value}")
+    assert f"argument {option}: not a " in error and "; write for example" in error
+
+
+@pytest.mark.parametrize(("command", "option"), options((arguments._size,)))
+@pytest.mark.parametrize("value", ["٤GiB", "4_0MiB", "4\u2003GiB", "-1", "1e9", ""])
+def test_a_size_is_plain_digits_and_a_unit(
+    command: str, option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error, _ = complain(capsys, command, "demo", f"{option}={value}")
+    assert f"argument {option}: not a size: " in error and "8GiB" in error
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLING))
+def test_a_sampling_parameter_is_called_what_was_typed(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    option, value = f"--{name.replace('_', '-')}", "" if name == "stop" else "-99"
+    error, hint = complain(capsys, "run", "demo", "hi", f"{option}={value}")
+    assert error.startswith(f"error: {option} is ") and "flexinfer run --help" in hint
+    with pytest.raises(OptionError, match=f"^{name} is ") as refused:
+        SamplingParams(**{name: ("",) if name == "stop" else -99})
+    assert refused.value.hint == "see SamplingParams"
 
 
 def test_the_demo_model_is_made_by_make_demo(

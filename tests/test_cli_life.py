@@ -82,6 +82,31 @@ def test_ctrl_c_before_the_program_has_begun(module: str, smollm_path: Path) -> 
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
+@pytest.mark.parametrize("full", [True, False])
+def test_notes_that_nobody_takes_cost_no_answer(full: bool, smollm_path: Path) -> None:
+    """Standard error on a full disk, and a pipe whose reader has left."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    stderr = os.open("/dev/full", os.O_WRONLY) if full else writing
+    argv = [sys.executable, "-m", "flexinfer", "run", str(smollm_path), "Hi", "--max-tokens", "3"]
+    told, wrong = (
+        subprocess.run(
+            [*argv, *more],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            stdin=subprocess.DEVNULL,
+            check=False,
+            timeout=60,
+            env=environment(),
+        )
+        for more in ([], ["--ram", "1MiB"])
+    )
+    for each in {stderr, writing}:
+        os.close(each)
+    assert told.returncode == 0 and told.stdout.strip()
+    assert (wrong.returncode, wrong.stdout) == (2, b"")
+
+
 def test_a_reader_that_leaves_ends_the_run_quietly(smollm_path: Path, tmp_path: Path) -> None:
     argv = ("run", smollm_path, "Count to a hundred", "--ram", "200MiB", "--quiet")
     with slow_run(*argv, delay_s=0, folder=tmp_path) as process:
@@ -246,7 +271,7 @@ def test_a_conversation(smollm_path: Path) -> None:
 
 def test_ctrl_c_stops_an_answer_then_ends_the_chat(smollm_path: Path) -> None:
     with terminal("run", smollm_path, "--ram", "200MiB", "--max-tokens", 4000) as chat:
-        chat.expect("> ")
+        assert "ends with the context, before --max-tokens 4000" in chat.expect("> ")
         chat.type("Write a very long story about a ship.\n")
         chat.expect("ship.*\n.*[a-z]{3}")
         chat.type("\x03")

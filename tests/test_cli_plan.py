@@ -161,12 +161,23 @@ def test_drawings(smollm_path: Path, tmp_path: Path, form: str) -> None:
         (["llama-2-7b", "--hardware", "laptop", "--ram", "1MiB"], "do not hold what must stay"),
         (["llama-2-7b", "--hardware", "laptop", "--batch", "0"], "--batch is 0"),
         (["llama-2-7b", "--hardware", "laptop", "--policy", "tensor"], "--policy cannot take"),
+        (["llama-2-7b", "--hardware", "laptop", "--ram", "0"], "0 B of host and 8 GiB of device"),
+        (["llama-2-7b", "--hardware", "laptop", "--type", ""], "unknown --type ''"),
+        (["llama-2-7b", "--hardware", "laptop", "--measured", "x.json"], "--measured cannot take"),
+        (
+            ["opt-30b", "--hardware", "laptop", "--objective", "tpot", "--strategy", "flexgen"],
+            "--objective cannot take effect",
+        ),
         (["llama-2-7b", "--hardware", "laptop", "--no-prefetch"], "--no-prefetch cannot take"),
         (["llama-2-7b", "--hardware", "laptop", "--ctx", "5000"], "context of 4096"),
         (["llama-2-7b", "--hardware", "laptop", "--ctx", "100"], "context of 100"),
         (["llama-2-7b", "--hardware", "laptop", "--type", "Q9"], "unknown --type 'Q9'"),
         (["llama-2-7b", "--hardware", "laptop", "--plot", "x.pdf"], "unknown form '.pdf'"),
         (["llama-2-7b", "--hardware", "laptop", "--plot", "no/x.svg"], "folder is not there"),
+        (["llama-2-7b", "--hardware", "laptop", "--strategy", "split:3"], "where every split is"),
+        (["llama-2-7b", "--hardware", "laptop", "--prefill-strategy", "cpu"], "--prefill-strategy"),
+        (["llama-2-7b", "--hardware", "laptop", "--decode-strategy", "cpu"], "--decode-strategy"),
+        (["llama-2-7b", "--hardware", "emulated:small"], "an accelerator without a host"),
         (["demo", "--type", "Q4_0"], "--type cannot take effect"),
         (["demo", "--vram", "1GiB"], "--vram cannot take effect on this machine yet"),
         (["demo", "--batch", "2"], "--batch cannot take effect on this machine yet"),
@@ -184,14 +195,41 @@ def test_what_cannot_take_effect_is_an_error(
     assert out == "" and named in err and "\nhint: " in err
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "[" * 100_000,
+        '{"runs": [{"budget_bytes": 1e999, "decode_tokens_per_s": 1}]}',
+        '{"runs": [{"budget_bytes": -5, "decode_tokens_per_s": 1}]}',
+        '{"runs": [{"budget_bytes": 5, "decode_tokens_per_s": NaN}]}',
+        '{"runs": [{"budget_bytes": "5", "decode_tokens_per_s": 1}]}',
+    ],
+)
 def test_measured_points_that_are_none(
-    smollm_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str, smollm_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "bench.json"
-    path.write_text("[]")
+    path.write_text(text)
     drawn = ["--sweep", "--plot", str(tmp_path / "x.svg"), "--measured", str(path)]
     assert main(["plan", str(smollm_path), *drawn]) == 2
     assert "not what `flexinfer bench --json` prints" in capsys.readouterr().err
+
+
+def test_a_config_nested_beyond_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text("[" * 100_000)
+    assert main(["plan", str(path), "--hardware", "laptop"]) == 2
+    assert f"error: {path}: not JSON" in capsys.readouterr().err
+
+
+def test_a_drawing_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "folder.svg"
+    target.mkdir()
+    assert main(["plan", "llama-2-7b", "--hardware", "laptop", "--plot", str(target)]) == 2
+    assert f"error: --plot {target}: cannot be written" in capsys.readouterr().err
 
 
 def test_planning_imports_nothing_heavy() -> None:

@@ -85,6 +85,10 @@ def test_a_prompt_may_come_through_a_pipe(smollm_path: Path) -> None:
         (["hi", "--ram", "1MiB"], b"", "minimum"),
         (["hi", "--force"], b"", "--force"),
         (["hi", "--ctx", "9999"], b"", "8192"),
+        (["hi", "--ctx", "-1", "--max-tokens", "4"], b"", "--ctx is -1"),
+        (["hi", "--max-tokens", "8193"], b"", "--max-tokens is 8193, the context 8192 tokens"),
+        (["hi", "--max-tokens", "1000000000000"], b"", "the context 8192 tokens"),
+        (["hi", "--max-tokens", "65", "--ctx", "64"], b"", "--max-tokens is 65, the context 64"),
         (["hi", "--threads", "0"], b"", "--threads is 0"),
         (["hi", "--threads", "100000"], b"", "it must be 1 to 1024"),
         (["hi", "--io-threads", "0"], b"", "--io-threads is 0; it must be 1 to 16"),
@@ -114,6 +118,18 @@ def test_what_cannot_be_done_is_refused_before_it_begins(
     error, hint = err.splitlines()
     assert out == ""
     assert error.startswith("error: ") and named in error and hint.startswith("hint: ")
+
+
+def test_an_answer_that_the_context_cuts_is_planned_and_told_as_such(smollm_path: Path) -> None:
+    argv = ("run", smollm_path, "Count to a hundred", "--ctx", 64, "--json")
+    for more in ((), ("--max-tokens", 64)):
+        done = flexinfer(*argv, *more)
+        run = json.loads(done.stdout)
+        room = 64 - run["prompt_tokens"] + 1
+        assert f"the context has room for {room} new tokens" in done.stderr
+        assert run["new_tokens"] <= room
+    done = flexinfer(*argv, "--max-tokens", 64 - run["prompt_tokens"] + 1)
+    assert "room for" not in done.stderr
 
 
 def test_a_budget_below_the_minimum_is_refused_with_its_parts(smollm_path: Path) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +14,13 @@ import torch_tools
 from cli_tools import flexinfer
 from device_tools import Bench
 from factory import make_gguf
-from flexinfer.errors import BudgetError, FlexInferError
+from flexinfer.errors import BudgetError, FlexInferError, OptionError
 from flexinfer.executor.device import open_device
 from flexinfer.executor.model import Model, open_model
 from flexinfer.ops.torch_emulated import EmulatedDevice
 from flexinfer.planner.estimator import Work, device_layer
 from flexinfer.planner.hardware import Link
-from flexinfer.planner.machines import emulated_device
+from flexinfer.planner.machines import emulated_device, find_hardware
 from flexinfer.planner.presets import PRESETS
 from flexinfer.planner.sizes import KV_TYPES
 from flexinfer.units import MiB
@@ -28,6 +29,21 @@ from torch_tools import MemoryMeter
 
 assert torch_tools  # one thread
 FAST = emulated_device("emulated:small@100")
+MACHINE = """
+[disk]
+bytes_per_s = 1e9
+[host]
+memory_bytes_per_s = 1e9
+[host.kernels.any]
+ops_per_s = 1e9
+[device]
+memory_bytes = "1GiB"
+memory_bytes_per_s = 3e9
+[device.ops_per_s]
+any = 8e9
+[device.to_device]
+bytes_per_s = 2e8
+"""
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +127,8 @@ def test_a_capped_memory_gives_no_more() -> None:
         ("emulated:nowhere", "nowhere"),
         ("emulated:small@0", "'0'"),
         ("emulated:small@-1", "'-1'"),
+        ("emulated:small@٢", "'٢'"),
+        ("emulated:small@1_0", "'1_0'"),
         ("emulated:laptop@fast", "'fast'"),
         ("emulated:laptop@1e-9", "its link there, 12.6 a second, is not within 1e\\+06"),
         ("emulated:laptop@1e300", "its link there, inf a second"),
@@ -123,6 +141,42 @@ def test_what_cannot_be_emulated_is_refused(name: str, said: str) -> None:
     assert refused.value.hint
 
 
+def test_a_latency_that_keeps_threads_waiting_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "far.toml"
+    path.write_text(MACHINE + "latency_s = 3600\n")
+    with pytest.raises(OptionError, match=r"a latency of 3600 s is more than 0\.1"):
+        emulated_device(f"emulated:{path}")
+
+
+def test_an_unknown_machine_is_named_beside_those_that_can_be_emulated() -> None:
+    for name in ("emulated:abacus", "emulated:mini-pc", "emulated:"):
+        with pytest.raises(OptionError, match=f"--device {name}") as refused:
+            emulated_device(name)
+        assert "emulated:small, emulated:icl-a100" in str(refused.value.hint)
+        assert "mini-pc" not in str(refused.value.hint)
+    with pytest.raises(OptionError, match="unknown --device 'abacus'") as refused:
+        open_device("abacus")
+    assert "emulated:small" in str(refused.value.hint)
+    for name in ("small", "emulated:small"):
+        with pytest.raises(OptionError, match="an accelerator without a host") as refused:
+            find_hardware(name)
+        assert "--device emulated:small" in str(refused.value.hint)
+
+
+def test_an_abandoned_sweep_waits_for_nothing(llama: Model) -> None:
+    """Minutes of products and transfers are charged; none of them is waited for."""
+    rates = replace(FAST, ops_per_s=dict.fromkeys(FAST.ops_per_s, 1e3), to_host=Link(1.0))
+    bench = emulated(Bench(llama, len(PROMPT), len(NEW)), rates)
+    with bench.run(bench.device_plan(bench.split(3), bench.split(3))) as llm:
+        ops = llm.session.executor._device.ops
+        ops._pace.charge(600)
+        with ThreadPoolExecutor(1) as thread:
+            moving = thread.submit(ops.cached, 0, 0, 4, ops.reached())
+            ops.abandon_sweep()
+            keys, values = moving.result(60)
+        assert keys.shape == values.shape and len(keys) == 4
+
+
 def test_presets_and_files_are_emulated_at_any_scale(tmp_path: Path) -> None:
     laptop = PRESETS["laptop"].device
     assert laptop is not None and emulated_device("emulated:laptop") == laptop
@@ -132,12 +186,7 @@ def test_presets_and_files_are_emulated_at_any_scale(tmp_path: Path) -> None:
     assert slow.memory_bytes_per_s == pytest.approx(laptop.memory_bytes_per_s / 1000)
     assert (slow.memory_bytes, slow.to_host.latency_s) == (laptop.memory_bytes, 10e-6)
     path = tmp_path / "m@2.toml"
-    path.write_text(
-        "[disk]\nbytes_per_s = 1e9\n[host]\nmemory_bytes_per_s = 1e9\n"
-        "[host.kernels.any]\nops_per_s = 1e9\n"
-        '[device]\nmemory_bytes = "1GiB"\nmemory_bytes_per_s = 3e9\n[device.ops_per_s]\nany = 8e9\n'
-        "[device.to_device]\nbytes_per_s = 2e8\nlatency_s = 1e-3\n"
-    )
+    path.write_text(MACHINE + "latency_s = 1e-3\n")
     assert emulated_device(f"emulated:{path}").to_device == Link(2e8, 1e-3)
     assert emulated_device(f"emulated:{path}@0.5").to_host == Link(1e8, 1e-3)
 

@@ -65,6 +65,15 @@ def test_missing_shards_are_all_named(whole: Path) -> None:
         open_checkpoint(shards[0])
 
 
+def test_many_missing_shards_are_no_page_of_names(whole: Path) -> None:
+    first, *others = split(whole, whole.with_name("m.gguf"), 2)
+    for shard in others:
+        shard.unlink()
+    with pytest.raises(FormatError, match=f"{len(others)} of {len(others) + 1} .*, …$") as refused:
+        open_checkpoint(first)
+    assert others[2].name in str(refused.value) and others[3].name not in str(refused.value)
+
+
 def test_a_shard_of_another_model_is_refused(whole: Path) -> None:
     shards = split(whole, whole.with_name("m.gguf"), 9)
     others = split(whole, whole.with_name("n.gguf"), 9, drop="output.weight")

@@ -17,6 +17,7 @@ import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
+from flexinfer.errors import BudgetError
 from flexinfer.formats.quants import BLOCK_TYPES
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "gpu_check"
@@ -97,7 +98,41 @@ def test_what_fails_does_not_hide_the_rest(tmp_path: Path) -> None:
 def test_an_absent_device_is_one_error(tmp_path: Path) -> None:
     code, _, found = gpu_check(tmp_path, "--device", "cuda:7")
     assert code == 1 and not found["ok"] and "agreement" not in found
-    assert "cuda:7" in found["stages"][0]["error"]
+    assert found["stages"][0]["error"].startswith("--device cuda:7: torch")
+    assert "File " not in found["stages"][0]["error"]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--device", "emulated:small"], "--device: an emulated accelerator"),
+        (["--folder", "no/such/folder"], "--folder: there is no folder no/such/folder"),
+        (["--json", "no/such/file.json"], "--json: there is no folder no/such"),
+    ],
+)
+def test_what_cannot_be_checked_is_refused_at_once(options: list[str], named: str) -> None:
+    command = [sys.executable, str(SCRIPT), *SMALL, *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("gpu_check: error: ")
+    assert named in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_child_says_in_a_row_what_somebody_can_mend(
+    part: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(error: Exception) -> Any:
+        def main() -> None:
+            raise error
+
+        return main
+
+    child = part("child")
+    child.run(fail(BudgetError("too much", "give less")))
+    child.run(fail(OSError(28, "No space left on device", "speed.gguf")))
+    rows = [json.loads(line)["error"] for line in capsys.readouterr().out.splitlines()]
+    assert rows == ["too much (give less)", "speed.gguf: No space left on device"]
+    with pytest.raises(ZeroDivisionError):
+        child.run(fail(ZeroDivisionError()))
 
 
 class Scripted:

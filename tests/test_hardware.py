@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from flexinfer.cli import main
 from flexinfer.errors import FormatError, OptionError
 from flexinfer.formats.quants import BLOCK_TYPES
 from flexinfer.planner.disk import Disk
@@ -79,7 +80,16 @@ def test_a_device_is_not_needed_and_a_name_neither(tmp_path: Path) -> None:
         ("bytes_per_s = 2e9", "bytes_per_s = true", "disk: bytes_per_s is True"),
         ("bytes_per_s = 2e9", "", "disk: bytes_per_s is missing"),
         ("latency_s = 5e-5", "latency_ms = 5", "disk: latency_ms is not known"),
-        ("latency_s = 5e-5", "latency_s = -5", "latency_s is -5; it must be a number, 0 or more"),
+        ("latency_s = 5e-5", "latency_s = -5", "latency_s is -5; it must be a number, 0 to 3600"),
+        ("latency_s = 5e-5", "busy = 0", "disk: busy is 0; it must be a number, 1e-06 to 1"),
+        ("latency_s = 5e-5", "busy = 1.5", "disk: busy is 1.5"),
+        ("bytes_per_s = 2e9", 'bytes_per_s_at = { "٢" = 2e9 }', "٢ is no number of reads in"),
+        ("bytes_per_s = 2e9", 'bytes_per_s_at = { "0" = 2e9 }', "0 is no number of reads in"),
+        ("[[1, 8e10], [64, 2e12]]", "[[1.5, 8e10]]", "tokens is 1.5; it must be a whole number"),
+        ('memory_bytes = "64GiB"', 'memory_bytes = "2000PiB"', "memory_bytes is '2000PiB'"),
+        ('memory_bytes = "64GiB"', "memory_bytes = 2000000000000000000", "at most 1024 PiB"),
+        ('name = "shed"', f"name = {'[' * 5000}", "not TOML"),
+        ('name = "shed"', f"name = {'9' * 5000}", "not TOML"),
         ('memory_bytes = "64GiB"', 'memory_bytes = "much"', "host: memory_bytes is 'much'"),
         ('memory_bytes = "8GiB"', "", "device: memory_bytes is missing"),
         ("[host.kernels.Q4_0]", "[host.kernels.Q4_7]", "kernels: Q4_7 is no block type"),
@@ -98,6 +108,70 @@ def test_a_mistake_is_named_with_its_place(tmp_path: Path, old: str, new: str, n
     with pytest.raises(FormatError, match=re.escape(named)) as refused:
         read_hardware(path)
     assert str(path) in str(refused.value) and refused.value.hint
+
+
+FULL = (
+    WHOLE.replace("latency_s", "busy = 0.9\npause_s = 0.1\nlatency_s").replace(
+        "[device]\n",
+        """[host.glue]
+layer_s = 1e-6
+sample_per_s = 1e9
+[[host.attention]]
+head_dim = 128
+group = 4
+one_ops_per_s = 2.5e10
+many_ops_per_s = 4e10
+[device]
+layer_s = 1e-4
+""",
+    )
+    + "latency_s = 1e-5\n[device.to_host]\nbytes_per_s = 1e10\nlatency_s = 1e-5\n"
+)
+NUMBERS = list(re.finditer(r"(?<=[ \[,])[0-9][0-9.e+-]*(?=[\n\],])", FULL))
+
+
+def other(found: re.Match[str], value: str) -> str:
+    """The file with one of its numbers changed."""
+    return FULL[: found.start()] + value + FULL[found.end() :]
+
+
+def key(found: re.Match[str]) -> str:
+    return FULL[: found.start()].rpartition("\n")[2].partition(" ")[0]
+
+
+@pytest.mark.parametrize("found", NUMBERS, ids=key)
+@pytest.mark.parametrize("value", ["1e300", "1e-300", "-1.0", "nan", "inf", '"٤"', "false"])
+def test_a_number_beyond_reckoning_is_named_with_its_limits(
+    tmp_path: Path, found: re.Match[str], value: str
+) -> None:
+    path = written(tmp_path, other(found, value))
+    if value == "1e-300" and re.search(r"(?<!per)_s", key(found)):
+        assert read_hardware(path).device  # no time at all, and harmless
+        return
+    with pytest.raises(FormatError, match=rf"{path}: .*it must be a number, \S+ to \S+$"):
+        read_hardware(path)
+
+
+@pytest.mark.parametrize("found", [n for n in NUMBERS if n[0] not in ("1", "64")], ids=key)
+def test_at_its_limits_a_machine_still_has_a_plan(tmp_path: Path, found: re.Match[str]) -> None:
+    with pytest.raises(FormatError) as refused:
+        read_hardware(written(tmp_path, other(found, "-1.0")))
+    ((least, most),) = re.findall(r"(\S+) to (\S+)$", str(refused.value))
+    for text in (other(found, least), other(found, most)):
+        assert_planned(written(tmp_path, text))
+
+
+@pytest.mark.parametrize("limit", ["1", "1e18"])
+def test_with_all_rates_at_a_limit_a_machine_still_has_a_plan(tmp_path: Path, limit: str) -> None:
+    text = re.sub(r"(?<=per_s = )[0-9.e+]+|(?<=, )[0-9.]+e[0-9]+", limit, FULL)
+    assert text.count(limit + "\n") >= 9
+    assert_planned(written(tmp_path, text))
+
+
+def assert_planned(path: Path) -> None:
+    argv = ["plan", "llama-3-8b", "--type", "Q4_0", "--hardware", str(path)]
+    for more in ([], ["--ram", "3GiB", "--sweep"], ["--target-tokens-per-s", "1"]):
+        assert main([*argv, *more]) == 0
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
@@ -132,6 +206,7 @@ def test_an_unknown_machine_is_named_beside_the_known() -> None:
     with pytest.raises(OptionError, match="'abacus'") as refused:
         preset("abacus")
     assert "icl-a100, spr-h100, laptop, desktop, mini-pc" in str(refused.value.hint)
+    assert "emulated:small" in str(refused.value.hint)
 
 
 def test_hardware_survives_being_stored() -> None:

@@ -31,7 +31,7 @@ ORDER = [
     ["executor"],
     ["llm"],
     ["commands"],
-    ["server", "cli", "__main__", "__init__"],
+    ["server", "arguments", "cli", "__main__", "__init__"],
 ]
 PLACES = {name: place for place, names in enumerate(ORDER) for name in names}
 HEAVY = {"torch", "triton", "transformers", "gguf", "huggingface_hub"}

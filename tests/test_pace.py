@@ -1,6 +1,7 @@
 """Pace and links of an emulated accelerator, by a clock that only moves when it is told to."""
 
 from collections.abc import Iterator
+from threading import Event
 
 import pytest
 
@@ -102,3 +103,10 @@ def test_transfers_share_a_way_and_take_turns(clock: Clock) -> None:
     clock.now = 110
     assert way.pass_after(110, 2) == 112
     assert clock.now == 112
+
+
+def test_a_transfer_that_is_given_up_leaves_the_way_free(clock: Clock) -> None:
+    way, given_up = Way(), Event()
+    given_up.set()
+    assert way.pass_after(100, 50, given_up) == 100
+    assert (clock.now, way.pass_after(100, 2)) == (100, 102)

@@ -58,8 +58,10 @@ def test_how_many_chunks_there_are() -> None:
 
 def test_a_result_that_is_no_number_is_an_error() -> None:
     class Damaged:
+        model = "damaged.gguf"
+
         def score(self, tokens: list[int], first: int) -> np.ndarray:
             return np.array([-1.0, math.nan])
 
-    with pytest.raises(FormatError, match="the model's result is nan"):
+    with pytest.raises(FormatError, match=r"damaged\.gguf: a result is nan"):
         perplexity(cast(Engine, Damaged()), list(range(8)), ctx=4)

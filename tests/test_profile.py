@@ -102,6 +102,8 @@ def test_of_another_machine_there_is_none(
     [
         lambda text: text[: len(text) // 2],
         lambda text: "[]",
+        lambda text: "[" * 100_000,
+        lambda text: text.replace('"memory_bytes_per_s": ', '"memory_bytes_per_s": 1e-300, "": '),
         lambda text: text.replace('"form": 1', '"form": 0'),
         lambda text: text.replace('"memory_bytes_per_s": ', '"memory_bytes_per_s": -'),
         lambda text: text.replace('"disks": {}', '"disks": 3'),

@@ -48,6 +48,11 @@ def test_auto_leaves_it_to_the_planner() -> None:
         ("split:5", None, None),
         ("split:", None, None),
         ("split:-1", None, None),
+        ("split:٣", None, None),
+        ("", None, None),
+        ("cpu", "", None),
+        ("split:1_0", None, None),
+        (f"split:{'9' * 5000}", None, None),
         ("flexgen", "cpu", None),
         ("auto", "cpu", None),
     ],
@@ -58,7 +63,7 @@ def test_what_cannot_be_meant_is_refused(names: tuple[str, str | None, str | Non
     assert refused.value.hint
 
 
-@pytest.mark.parametrize("name", ["gpu", "meta", "cuda:99", "cuda"])
+@pytest.mark.parametrize("name", ["gpu", "meta", "cuda:99", "cuda", "cpu:1"])
 def test_devices_that_are_not_there_are_refused(name: str) -> None:
     with pytest.raises(OptionError, match=name):
         open_device(name)
@@ -92,6 +97,24 @@ def test_options_that_cannot_take_effect_are_refused(smollm_path: Path, options:
     done = flexinfer("run", str(smollm_path), "Hello", "--ram", "2GiB", *options)
     assert done.returncode == 2
     assert "error:" in done.stderr and "hint:" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        ["--strategy", "split:7"],
+        ["--strategy", "splitgen"],
+        ["--prefill-strategy", "gpu-offload", "--decode-strategy", "cpu"],
+    ],
+)
+def test_a_plan_takes_the_strategies_of_a_run(smollm_path: Path, strategy: list[str]) -> None:
+    device = ["--device", "cpu", "--vram", "60MiB", "--ram", "2GiB", "--json", *strategy]
+    work = ["--prompt-tokens", "31", "--new-tokens", "2"]
+    planned = json.loads(flexinfer("plan", smollm_path, *work, *device).stdout)
+    done = flexinfer("bench", smollm_path, *work, "--repeat", "1", *device)
+    (run,) = json.loads(done.stdout)["runs"]
+    for name in ("prefill_strategy", "decode_strategy", "vram_bytes", "locked_bytes"):
+        assert planned[name] == run[name], name
 
 
 def test_a_run_on_two_processors_says_what_it_did(smollm_path: Path) -> None:

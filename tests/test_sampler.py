@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flexinfer.errors import FormatError
+from flexinfer.errors import FormatError, OptionError
 from flexinfer.executor.sampler import Sampler, SamplingParams, nucleus
 
 DRAWS = 20_000
@@ -115,7 +115,7 @@ def test_of_equal_logits_the_first_is_the_greedy_one() -> None:
     "logits", [[0, math.nan, 5], [math.nan] * 3, [1, math.inf, 2], [-math.inf] * 3]
 )
 def test_what_is_no_number_is_no_token(logits: list[float], temperature: float) -> None:
-    with pytest.raises(FormatError, match="the model's result is") as refused:
+    with pytest.raises(FormatError, match="the model: a result is") as refused:
         Sampler(SamplingParams(temperature=temperature), 3).sample(np.array(logits, np.float32))
     assert refused.value.hint
 
@@ -124,3 +124,9 @@ def test_a_token_that_may_never_come_does_no_harm() -> None:
     logits = np.array([-math.inf, 1, 2], np.float32)
     for params in (SamplingParams(), SamplingParams(temperature=1e-320, top_p=0.9)):
         assert Sampler(params, 3).sample(logits) == 2
+
+
+def test_a_stop_string_that_no_text_can_hold_is_refused() -> None:
+    with pytest.raises(OptionError, match="lone surrogate"):
+        SamplingParams(stop=("é\udcff",))
+    assert SamplingParams(stop=("é", "😀")).stop == ("é", "😀")

@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Event
 
 import pytest
 
@@ -26,9 +28,21 @@ pytestmark = pytest.mark.timeout(120)
 class SlowCopier:
     """Copies within host memory, each after a moment of its own."""
 
-    def copy(self, address: int, size_bytes: int, slot: Slot) -> None:
+    def copy(self, address: int, size_bytes: int, slot: Slot, given_up: Event) -> None:
         time.sleep(random.random() * 1e-3)
         ctypes.memmove(slot.address, address, size_bytes)
+
+
+class WaitingCopier:
+    """Each copy takes until it is given up: half a minute at most."""
+
+    def __init__(self) -> None:
+        self.under_way: SimpleQueue[Event] = SimpleQueue()
+        self.given_up: SimpleQueue[bool] = SimpleQueue()
+
+    def copy(self, address: int, size_bytes: int, slot: Slot, given_up: Event) -> None:
+        self.under_way.put(given_up)
+        self.given_up.put(given_up.wait(30))
 
 
 class Machine:
@@ -121,3 +135,21 @@ def test_closing_ends_every_thread(tmp_path: Path) -> None:
         machine.close()
         machine.close()
         assert threading.active_count() == before
+
+
+def test_transfers_of_an_abandoned_sweep_are_given_up() -> None:
+    copier, ring = WaitingCopier(), make_ring(3, SLOT)
+    held = Arena(SIZE).take(SIZE)
+    phases = {"decode": PhaseStreams((Transfer(SIZE, address=held.address),), ())}
+    pipeline = Pipeline(phases, copier, ring, lambda requests: None, prefetch=True)
+    pipeline.enter("decode")
+    first = copier.under_way.get()
+    pipeline.rewind()
+    assert copier.given_up.get() and first.is_set()
+    later = copier.under_way.get()
+    while later is first:  # the other thread's
+        later = copier.under_way.get()
+    assert not later.is_set()  # of the next sweep
+    pipeline.close()
+    while not copier.given_up.empty():
+        assert copier.given_up.get()

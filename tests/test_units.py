@@ -4,7 +4,7 @@ import pytest
 
 from flexinfer.commands.figures import duration, tokens_rate
 from flexinfer.errors import OptionError
-from flexinfer.units import format_bytes, parse_bytes
+from flexinfer.units import format_bytes, parse_bytes, parse_number, parse_whole
 
 
 @pytest.mark.parametrize(
@@ -27,11 +27,34 @@ def test_sizes_are_read(text: str | int, expected: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "GiB", "4XB", "-4GiB", "4 GiB each", "1e9", "0x10", "9" * 400]
+    "text",
+    ["", "GiB", "4XB", "-4GiB", "4 GiB each", "1e9", "0x10", "9" * 400, "٤GiB", "4\u00a0GiB"],
 )
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(OptionError, match="not a size"):
         parse_bytes(text)
+
+
+def test_numbers_are_read() -> None:
+    assert [parse_whole(text) for text in ("0", "007", "-3", "+12")] == [0, 7, -3, 12]
+    numbers = ("1", "-0.5", ".5", "2.", "1e3", "+2.5E-3")
+    assert [parse_number(text) for text in numbers] == [1, -0.5, 0.5, 2, 1000, 0.0025]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "٤", "1_0", " 7", "7\n", "0x1f", "nan", "inf", "1e400", "1e٤"]
+)
+def test_what_is_no_number(text: str) -> None:
+    with pytest.raises(OptionError, match="not a number"):
+        parse_number(text)
+    with pytest.raises(OptionError, match="not a whole number"):
+        parse_whole(text)
+
+
+@pytest.mark.parametrize("text", ["1.5", "1e3", "9" * 5000])
+def test_what_is_no_whole_number(text: str) -> None:
+    with pytest.raises(OptionError, match="not a whole number"):
+        parse_whole(text)
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,11 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     if args.new_tokens < 2:
         parser.error("--new-tokens must be 2 or more: a time per token needs two")
+    if args.device.startswith("emulated:"):
+        parser.error("--device: an emulated accelerator says nothing of a GPU")
+    for option, folder in (("--folder", args.folder), ("--json", args.json and args.json.parent)):
+        if folder is not None and not folder.is_dir():
+            parser.error(f"{option}: there is no folder {folder}")
     return args
 
 
@@ -115,7 +120,7 @@ class Check:
         if outcome.ok and not outcome.rows[0]["page_locked"]:
             outcome = replace(outcome, error="the driver refuses to page-lock our arena")
         self._done(outcome)
-        return outcome.rows[0] if outcome.rows else None
+        return next((row for row in outcome.rows if "error" not in row), None)
 
     def speed(self) -> list[tuple[str, Row]]:
         path = self._model("speed model", "speed.gguf", self._args.layers)

@@ -8,6 +8,7 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import child
 import torch
 from models import TYPES
 
@@ -68,4 +69,4 @@ def _driver() -> str:
 
 
 if __name__ == "__main__":
-    main()
+    child.run(main)

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+import child
 from models import SHAPES, TYPES, shape_of, write_model
 
 
@@ -17,4 +18,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    child.run(main)

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import child
 import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -158,4 +159,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    child.run(main)

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import child
 import torch
 from models import SHAPES, TYPES, write_model
 
@@ -112,4 +113,4 @@ def _least_s(work: Callable[[], object], device: TorchDevice) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    child.run(main)

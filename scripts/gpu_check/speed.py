@@ -9,10 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import child
 import torch
 
 from flexinfer import LLM, SamplingParams
-from flexinfer.errors import FlexInferError
 from flexinfer.executor.model import Model, open_model
 from flexinfer.executor.options import Options
 from flexinfer.executor.setup import plan_run
@@ -104,13 +104,9 @@ def main() -> None:
         strategy=None if on_host else args.strategy,
     )
     meter = None if on_host else DeviceMeter(args.device)
-    try:
-        row = run(open_model(args.model), options, args.prompt_tokens, args.new_tokens)
-    except FlexInferError as error:
-        print(json.dumps({"error": f"{error} ({error.hint})"}))
-        return
+    row = run(open_model(args.model), options, args.prompt_tokens, args.new_tokens)
     print(json.dumps(row | (meter.peaks() if meter else {})))
 
 
 if __name__ == "__main__":
-    main()
+    child.run(main)

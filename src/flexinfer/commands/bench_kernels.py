@@ -38,7 +38,14 @@ OF_MODELS: dict[str, object] = {  # options that have no effect here, and their 
     "kv_type": "f16",
     "policy": "rows",
     "prefetch": True,
+    "prefetch_window": None,
+    "io_threads": None,
     "force": False,
+    "device": None,
+    "vram": None,
+    "strategy": None,
+    "prefill_strategy": None,
+    "decode_strategy": None,
 }
 LEGEND = (
     "GB/s of weights and GOP/s, two a multiply-add, of the best run; ± how much longer the median",

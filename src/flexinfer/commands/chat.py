@@ -6,7 +6,7 @@ import sys
 from flexinfer.commands.console import Console
 from flexinfer.commands.loading import announce, load, options, prefill_progress
 from flexinfer.commands.models import model_path
-from flexinfer.commands.run import report, stream_answer, system_message
+from flexinfer.commands.run import check_max_tokens, report, stream_answer, system_message
 from flexinfer.errors import PromptError
 from flexinfer.executor.model import open_model
 from flexinfer.executor.sampler import SamplingParams
@@ -26,8 +26,12 @@ def chat(args: argparse.Namespace, params: SamplingParams, console: Console) -> 
 
     model = open_model(model_path(args.model))
     model.chat_prompt([{"role": "user", "content": ""}])  # refuses a model without a template now
+    check_max_tokens(args, model.spec.context_tokens)
     planned = plan_run(model, options(args, args.ram, args.ctx))
     announce(model, planned, console, chat=True)
+    context_tokens = planned.plan.workload.context_tokens
+    if params.max_tokens > context_tokens:
+        console.aside(f"an answer ends with the context, before --max-tokens {params.max_tokens}")
     with load(model, planned, console) as llm:
         console.aside(HELP)
         _converse(llm, args.system, params, console)
@@ -52,7 +56,7 @@ def _converse(llm: LLM, system: str | None, params: SamplingParams, console: Con
         try:
             answer = _answer(llm, [*messages, question], params, console)
         except PromptError as error:
-            console.error(str(error), "/clear begins a new conversation; a larger --ctx holds more")
+            console.error(str(error), f"{error.hint}; /clear begins a new conversation")
             continue
         if answer:  # a template may refuse an empty one, left by Ctrl-C
             messages += [question, {"role": "assistant", "content": answer}]

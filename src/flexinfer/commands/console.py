@@ -44,20 +44,27 @@ class Console:
             return
         self._shown_at, self._status = now, True
         columns = os.get_terminal_size(self._stream.fileno()).columns or 80
-        self._stream.write(f"\r\x1b[K{self.painted(DIM, text[: columns - 1])}")
-        self._stream.flush()
+        self._put(f"\r\x1b[K{self.painted(DIM, text[: columns - 1])}")
 
     def clear(self) -> None:
         """Take the status line away."""
         if self._status:
             self._status = False
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
+            self._put("\r\x1b[K")
 
     def _write(self, text: str) -> None:
         self.clear()
-        self._stream.write(f"{text}\n")
-        self._stream.flush()
+        self._put(f"{text}\n")
+
+    def _put(self, text: str) -> None:
+        """Where it cannot be written any more, to a full disk or a pipe that nobody reads, it is
+        dropped: the answer on standard output, and the exit code, do not depend on it.
+        """
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
     def painted(self, code: str, text: str) -> str:
         """`text` in a colour, where there are colours."""

@@ -68,6 +68,8 @@ def perplexity(args: argparse.Namespace, console: Console) -> int:
 
 def read_text(path: Path) -> str:
     """A file's text. Raises OptionError where it cannot be read, PromptError for no UTF-8."""
+    if path.is_char_device() or path.is_block_device():  # which need not end
+        raise OptionError(f"{path}: is a device, not a text file", "give a file")
     try:
         return path.read_bytes().decode()
     except OSError as error:

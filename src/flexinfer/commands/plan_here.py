@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from flexinfer.memory.budget import usable_bytes
 from flexinfer.planner.planner import Workload
 from flexinfer.planner.presets import PRESETS
 from flexinfer.planner.questions import most, possible
+from flexinfer.planner.tables import MOST_BYTES
 
 # Of a workload that is stated by halves, or not at all in `bench`.
 PROMPT_TOKENS, NEW_TOKENS = 512, 64
@@ -78,7 +80,7 @@ def _check_here(args: argparse.Namespace) -> None:
         "--vram": args.vram is not None and args.device is None,
         "--batch": args.batch != 1,
         "--objective": args.objective != "latency",
-        "--strategy": args.strategy is not None,
+        "--strategy": args.strategy is not None and args.device is None,
     }
     for name, given in others.items():
         if given:
@@ -98,15 +100,19 @@ def read_measured(path: Path) -> list[tuple[int, float]]:
     """Budgets and tokens/s of what `flexinfer bench --json` printed. Raises FormatError."""
     try:
         runs = json.loads(path.read_text())["runs"]
-        return [
-            (int(run["budget_bytes"]), float(run["decode_tokens_per_s"]))
-            for run in runs
-            if run.get("decode_tokens_per_s")
-        ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return [_measured_point(run) for run in runs if run.get("decode_tokens_per_s")]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(
             f"{path}: not what `flexinfer bench --json` prints: {error}", "give its output"
         ) from error
+
+
+def _measured_point(run: Mapping[str, Any]) -> tuple[int, float]:
+    """Raises ValueError for numbers that nothing can be drawn from, TypeError for none."""
+    budget_bytes, per_s = run["budget_bytes"], run["decode_tokens_per_s"]
+    if not (0 < budget_bytes <= MOST_BYTES and 0 < per_s < float("inf")):
+        raise ValueError(f"{per_s!r:.40} tokens/s with {budget_bytes!r:.40} bytes")
+    return budget_bytes, per_s
 
 
 def longest_context(model: Model, planned: Planned) -> int | None:

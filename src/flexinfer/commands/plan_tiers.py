@@ -28,8 +28,12 @@ HERE = {  # options that are of a run on this machine: their values where they w
     "--io-threads": ("io_threads", None),
     "--threads": ("threads", None),
     "--force": ("force", False),
+    "--measured": ("measured", None),
     "--device": ("device", None),
+    "--prefill-strategy": ("prefill_strategy", None),
+    "--decode-strategy": ("decode_strategy", None),
 }
+STRATEGIES = (CHOSEN, *BASELINES)
 
 
 def plan_tiers(args: argparse.Namespace) -> int:
@@ -38,6 +42,15 @@ def plan_tiers(args: argparse.Namespace) -> int:
             raise OptionError(
                 f"{option} cannot take effect with --hardware", "it is for this machine alone"
             )
+    if args.strategy not in (None, *STRATEGIES):
+        raise OptionError(
+            f"unknown --strategy {args.strategy!r:.80} with --hardware, where every split is tried",
+            f"known: {', '.join(STRATEGIES)}; others are for --device",
+        )
+    if args.objective != "latency" and args.strategy not in (None, CHOSEN):
+        raise OptionError(
+            "--objective cannot take effect: --strategy leaves no choice", "leave out one of them"
+        )
     shape, base_bytes = _model(args)
     hardware = find_hardware(args.hardware)
     load = _load(args, shape)
@@ -93,7 +106,7 @@ def plan_tiers(args: argparse.Namespace) -> int:
 
 def _model(args: argparse.Namespace) -> tuple[Shape, int]:
     """A model as a plan needs it, and what the process holds besides."""
-    kind = args.type or DEFAULT_TYPE
+    kind = DEFAULT_TYPE if args.type is None else args.type
     if args.model in NAMED:
         shape = replace(named_shape(args.model, kind), name=f"{args.model} ({kind.upper()})")
         return shape, resident_bytes()
@@ -138,7 +151,9 @@ def _ram(args: argparse.Namespace, hardware: Hardware) -> int:
             f"{hardware.name}",
             "ask for less",
         )
-    return int(args.ram or default_budget(Availability(there, hardware.name)))
+    if args.ram is None:
+        return default_budget(Availability(there, hardware.name))
+    return int(args.ram)
 
 
 def _vram(args: argparse.Namespace, hardware: Hardware) -> int:

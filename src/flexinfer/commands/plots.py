@@ -34,7 +34,7 @@ def plot_curve(points: Sequence[Point], measured: Measured, title: str, target: 
     axes.set(xlabel="memory budget, GiB", ylabel="decode, tokens/s", title=title, yscale="log")
     axes.grid(alpha=0.3, which="both")
     axes.legend()
-    figure.savefig(target, dpi=120)
+    _save(figure, target)
 
 
 def plot_memory(tiers: Mapping[str, Mapping[str, int]], title: str, target: Path) -> None:
@@ -52,7 +52,16 @@ def plot_memory(tiers: Mapping[str, Mapping[str, int]], title: str, target: Path
     axes.invert_yaxis()
     axes.set(xlabel="GiB", title=title)
     axes.legend(fontsize="small", ncols=3)
-    figure.savefig(target, dpi=120)
+    _save(figure, target)
+
+
+def _save(figure: Any, target: Path) -> None:
+    try:
+        figure.savefig(target, dpi=120)
+    except OSError as error:
+        raise OptionError(
+            f"--plot {target}: cannot be written: {error.strerror}", "name another file"
+        ) from error
 
 
 def _pyplot() -> Any:

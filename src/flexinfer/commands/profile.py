@@ -98,5 +98,8 @@ def show(key: Key, profile: Profile, place: str | None) -> Iterator[str]:
 
 
 def _short(path: Path) -> str:
-    home = Path.home()
+    try:
+        home = Path.home()
+    except RuntimeError:  # a user without one, as in a container
+        return str(path)
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)

@@ -16,10 +16,16 @@ from flexinfer.commands.progress import Progress
 from flexinfer.commands.summary import describe_stats
 from flexinfer.errors import OptionError, PromptError
 from flexinfer.executor.model import Model, open_model
-from flexinfer.executor.sampler import SamplingParams
+from flexinfer.executor.sampler import SamplingParams, check_parameter
 from flexinfer.executor.setup import plan_run
 from flexinfer.executor.stats import Stats
 from flexinfer.llm import LLM
+
+ONLY_SAMPLED = ("top_k", "top_p", "min_p", "seed")
+SAMPLING = (  # fields of SamplingParams that are options
+    *("max_tokens", "temperature", *ONLY_SAMPLED),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "stop"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +51,12 @@ def run(args: argparse.Namespace, console: Console) -> int:
     text = read_prompt(args.prompt)
     model = open_model(model_path(args.model))
     prompt = prompt_ids(model, text, args.system, raw=args.raw)
+    check_max_tokens(args, model.spec.context_tokens)
     planned = plan_run(model, options(args, args.ram, args.ctx), len(prompt), params.max_tokens)
+    workload = planned.plan.workload
     announce(model, planned, console)
+    if workload.new_tokens < params.max_tokens:
+        console.aside(f"the context has room for {count(workload.new_tokens, 'new token')}")
     with load(model, planned, console) as llm:
         progress = prefill_progress(llm, console, planned.prediction.ttft_s)
         answer = stream_answer(
@@ -65,29 +75,33 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
     """Raises OptionError for values out of range, and for options that greedy sampling ignores."""
-    for name, value in (
-        ("--top-k", args.top_k),
-        ("--top-p", args.top_p),
-        ("--min-p", args.min_p),
-        ("--seed", args.seed),
-    ):
-        if value is not None and args.temperature == 0:
+    given = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
+    for name, value in given.items():
+        check_parameter(name, value, _option(name), "`flexinfer run --help`")
+    params = SamplingParams(**given)
+    for name in ONLY_SAMPLED:
+        if name in given and params.temperature == 0:
             raise OptionError(
-                f"{name} cannot take effect at temperature 0, where the likeliest token is taken",
+                f"{_option(name)} cannot take effect at temperature 0, where the likeliest token "
+                "is taken",
                 "give a --temperature above 0, for example 0.7",
             )
-    return SamplingParams(
-        max_tokens=args.max_tokens,
-        temperature=args.temperature,
-        top_k=args.top_k or 0,
-        top_p=1.0 if args.top_p is None else args.top_p,
-        min_p=args.min_p or 0.0,
-        repetition_penalty=args.repetition_penalty,
-        presence_penalty=args.presence_penalty,
-        frequency_penalty=args.frequency_penalty,
-        seed=args.seed,
-        stop=tuple(args.stop),
-    )
+    return params
+
+
+def _option(name: str) -> str:
+    """As it is typed."""
+    return f"--{name.replace('_', '-')}"
+
+
+def check_max_tokens(args: argparse.Namespace, trained_tokens: int) -> None:
+    """Raises OptionError for one that no answer can reach, whatever the prompt and the budget."""
+    context_tokens = trained_tokens if args.ctx is None else args.ctx
+    if args.max_tokens is not None and args.max_tokens > context_tokens >= 1:
+        raise OptionError(
+            f"--max-tokens is {args.max_tokens}, the context {context_tokens} tokens",
+            f"give {context_tokens} or less: an answer ends with the context at the latest",
+        )
 
 
 def read_prompt(prompt: str | None) -> str:

@@ -58,9 +58,8 @@ def plan_device(
     Raises OptionError, BudgetError.
     """
     layers = len(model.spec.layers)
-    asked = requested(
-        options.strategy or AUTO, options.prefill_strategy, options.decode_strategy, layers
-    )
+    name = AUTO if options.strategy is None else options.strategy
+    asked = requested(name, options.prefill_strategy, options.decode_strategy, layers)
     if asked is None:
         seed = _estimated(model, options, workload, device, hardware, budget_bytes, base_bytes)
         return _best(model, options, workload, device, promise, seed)

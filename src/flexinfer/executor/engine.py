@@ -67,7 +67,9 @@ class Engine:
         vocab_size: int,
         context_tokens: int,
         pools: Sequence[PagePool],
+        model: str = "the model",
     ) -> None:
+        self.model = model  # as errors name it: its file
         self._executor = executor
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
@@ -174,7 +176,7 @@ class Engine:
         if limit <= 0:
             yield Chunk(None, "", "length")
             return
-        sampler = Sampler(params, self._sampled_vocabulary(), tokens)
+        sampler = Sampler(params, self._sampled_vocabulary(), tokens, self.model)
         text = StopMatcher(self._tokenizer, params.stop)
         ends = self._ends(params)
         first = 0.0

@@ -130,9 +130,9 @@ class HybridExecutor:
         self._device.cache.close()
 
     def _abandon(self) -> None:
+        self._device.ops.abandon_sweep()  # first: what moves the cache may wait for it
         self._device.cache.abandon()
         self._host.ops.abandon_sweep()
-        self._device.ops.abandon_sweep()
 
     def _angles(self, side: Side, n: int, spans: Sequence[Span]) -> dict[Rope, Array]:
         positions = np.concatenate([np.arange(s.start, s.start + s.count) for s in spans])

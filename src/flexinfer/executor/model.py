@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from flexinfer.errors import FormatError, UnsupportedError
+from flexinfer.errors import FormatError, PromptError, UnsupportedError
 from flexinfer.formats.checkpoint import Checkpoint
 from flexinfer.formats.open import open_checkpoint
 from flexinfer.memory.budget import peak_resident_bytes, resident_bytes
@@ -38,7 +38,8 @@ class Model:
         """
         with _naming(self.path):
             template = load_chat_template(self.checkpoint.metadata, self.tokenizer)
-        return self.tokenizer.encode(template.render(messages))
+            text = template.render(messages)
+        return self.tokenizer.encode(text)
 
 
 def open_model(path: str | Path) -> Model:
@@ -49,17 +50,17 @@ def open_model(path: str | Path) -> Model:
     weights = collect_weights(checkpoint, spec)
     base = resident_bytes()
     with _naming(checkpoint.path):
-        tokenizer = load_tokenizer(checkpoint.metadata)
+        tokenizer = load_tokenizer(checkpoint.metadata, str(checkpoint.path))
     added = max(0, resident_bytes() - base)
     return Model(checkpoint, spec, weights, tokenizer, added, earlier_peak)
 
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """What the metadata lack, or have wrong, is said with the name of their file."""
+    """What the metadata lack, have wrong or refuse is said with the name of their file."""
     try:
         yield
-    except (FormatError, UnsupportedError) as error:
+    except (FormatError, UnsupportedError, PromptError) as error:
         if str(path) in str(error):  # of an array that could not be decoded
             raise
         raise type(error)(f"{path}: {error}", error.hint) from error

@@ -59,7 +59,7 @@ def perplexity(
         log_probabilities = engine.score(chunk, half)
         here = float(log_probabilities.sum())
         if math.isnan(here):
-            raise not_finite(here)
+            raise not_finite(engine.model, here)
         total -= here
         scored += len(log_probabilities)
     return Perplexity(math.exp(total / scored), chosen, ctx, scored)

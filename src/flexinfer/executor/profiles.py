@@ -81,7 +81,9 @@ def load_profile(key: Key) -> Profile | None:
             place: disk_from_table(Table(values, where))
             for place, values in stored["disks"].items()
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, FlexInferError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    except FlexInferError:  # a number beyond its limits
         return None
     return Profile(host, disks)
 

@@ -1,32 +1,60 @@
 """From logits to a token: penalties, then greedy, or temperature with top-k, top-p and min-p."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from types import UnionType
+from typing import Any
 
 import numpy as np
 
 from flexinfer.errors import FormatError, OptionError, check_type
 from flexinfer.ops.base import Array
 
-_KINDS: dict[str, type | UnionType] = {  # of the parameters that are not just any number
-    "max_tokens": int,
-    "top_k": int,
-    "seed": int | None,
-    "stop": tuple | list,
-    "stop_token_ids": frozenset | set,
-    "ignore_end": bool,
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """What a parameter may be."""
+
+    kind: type | UnionType
+    good: Callable[[Any], bool] = lambda value: True
+    wanted: str = ""
+
+
+_ANY_NUMBER = float | int
+_RULES: dict[str, _Rule] = {
+    "max_tokens": _Rule(int, lambda n: n >= 0, "0 or more"),
+    "temperature": _Rule(_ANY_NUMBER, lambda t: 0 <= t < np.inf, "0 or more"),
+    "top_k": _Rule(int, lambda k: k >= 0, "0 (all) or more"),
+    "top_p": _Rule(_ANY_NUMBER, lambda p: 0 < p <= 1, "above 0, at most 1"),
+    "min_p": _Rule(_ANY_NUMBER, lambda p: 0 <= p <= 1, "0 to 1"),
+    # Beyond these, logits leave what float32 holds.
+    "repetition_penalty": _Rule(_ANY_NUMBER, lambda x: 0.01 <= x <= 100, "0.01 to 100"),
+    "presence_penalty": _Rule(_ANY_NUMBER, lambda x: abs(x) <= 2, "-2 to 2"),
+    "frequency_penalty": _Rule(_ANY_NUMBER, lambda x: abs(x) <= 2, "-2 to 2"),
+    "seed": _Rule(int | None, lambda n: n is None or n >= 0, "0 or more"),
+    "stop": _Rule(tuple | list, all, "of texts that are not empty: those would end every answer"),
+    "stop_token_ids": _Rule(frozenset | set),
+    "ignore_end": _Rule(bool),
 }
+
+
+def check_parameter(field: str, value: object, shown: str, see: str) -> None:
+    """Raises OptionError for what that field of SamplingParams may not be; it speaks of `shown`."""
+    rule = _RULES[field]
+    check_type(shown, value, rule.kind)
+    if not rule.good(value):
+        raise OptionError(f"{shown} is {value!r:.80}; it must be {rule.wanted}", f"see {see}")
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to continue a prompt. `temperature` 0 is greedy, whatever the next three are; 0, 1
-    and 0 keep every token there. `repetition_penalty` (arXiv 1909.05858) divides the positive and
-    multiplies the negative logits of every token of the prompt and the answer; `presence_penalty`
-    is subtracted for each token of the answer, `frequency_penalty` for each time it stands there,
-    as OpenAI defines them. Raises OptionError for values out of range.
+    """How to continue a prompt, by at most `max_tokens` or to the end of the context. `temperature`
+    0 is greedy, whatever the next three are; 0, 1 and 0 keep every token there.
+    `repetition_penalty` (arXiv 1909.05858) divides the positive and multiplies the negative logits
+    of every token of the prompt and the answer; `presence_penalty` is subtracted for each token of
+    the answer, `frequency_penalty` for each time it stands there, as OpenAI defines them. Raises
+    OptionError for values out of range.
     """
 
     max_tokens: int = 512
@@ -44,41 +72,21 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            check_type(field.name, getattr(self, field.name), _KINDS.get(field.name, float | int))
+            value = getattr(self, field.name)
+            check_parameter(field.name, value, field.name, "SamplingParams")
         for text in self.stop:
             check_type("a stop string", text, str)
-        checks = (
-            ("max_tokens", self.max_tokens, self.max_tokens >= 0, "0 or more"),
-            ("temperature", self.temperature, 0 <= self.temperature < np.inf, "0 or more"),
-            ("top_k", self.top_k, self.top_k >= 0, "0 (all) or more"),
-            ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0, at most 1"),
-            ("min_p", self.min_p, 0 <= self.min_p <= 1, "0 to 1"),
-            (
-                "repetition_penalty",
-                self.repetition_penalty,
-                0 < self.repetition_penalty < np.inf,
-                "above 0",
-            ),
-            ("presence_penalty", self.presence_penalty, abs(self.presence_penalty) <= 2, "-2 to 2"),
-            (
-                "frequency_penalty",
-                self.frequency_penalty,
-                abs(self.frequency_penalty) <= 2,
-                "-2 to 2",
-            ),
-            ("seed", self.seed, self.seed is None or self.seed >= 0, "0 or more"),
-        )
-        for name, value, good, wanted in checks:
-            if not good:
-                raise OptionError(f"{name} is {value!r}; it must be {wanted}", "see SamplingParams")
-        if any(not text for text in self.stop):
-            raise OptionError("an empty stop string would end every text at once", "leave it out")
+            if not text.isascii() and text.encode(errors="ignore").decode() != text:
+                raise OptionError(
+                    f"the stop string {text!a:.80} has a lone surrogate, and would never be found",
+                    "decode it as UTF-8",
+                )
 
 
-def not_finite(value: float) -> FormatError:
-    """What is said of a model whose results are no numbers."""
+def not_finite(model: str, value: float) -> FormatError:
+    """What is said of a model, named by its file, whose results are no numbers."""
     return FormatError(
-        f"the model's result is {value}: its weights hold values that are damaged or out of range",
+        f"{model}: a result is {value}: the weights hold values that are damaged or out of range",
         "download the file again; if it stays so, its conversion went wrong",
     )
 
@@ -103,11 +111,18 @@ def nucleus(weights: Array, top_p: float) -> Array:
 class Sampler:
     """Samples for one request, whose prompt and choices so far the penalties are for.
 
-    `vocab_size` bounds what may be chosen (padding ids are never).
+    `vocab_size` bounds what may be chosen (padding ids are never); errors name `model`.
     """
 
-    def __init__(self, params: SamplingParams, vocab_size: int, prompt: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        vocab_size: int,
+        prompt: Sequence[int] = (),
+        model: str = "the model",
+    ) -> None:
         self._params = params
+        self._model = model
         self._vocab_size = vocab_size
         self._random = np.random.default_rng(params.seed)
         self._repeated = dict.fromkeys(token for token in prompt if token < vocab_size)
@@ -142,7 +157,7 @@ class Sampler:
         params = self._params
         likeliest = int(np.argmax(logits))
         if not np.isfinite(logits[likeliest]):
-            raise not_finite(float(logits[likeliest]))
+            raise not_finite(self._model, float(logits[likeliest]))
         if params.temperature == 0 or params.top_k == 1:
             return likeliest
         ids: Array | None = None

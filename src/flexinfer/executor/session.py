@@ -157,6 +157,7 @@ class Session:
             spec.vocab_size,
             plan.workload.context_tokens,
             self.pools,
+            str(model.path),
         )
         assert self.ledger.totals == plan.parts  # estimated and allocated bytes, by category
         self.pinned = arena.pin()

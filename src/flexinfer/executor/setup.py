@@ -227,7 +227,9 @@ def _workload(
     prompt_tokens: int | None,
     new_tokens: int | None,
 ) -> Workload:
-    """The context asked for, else what the work needs, at most what the model was trained for."""
+    """The context asked for, else what the work needs, at most what the model was trained for; new
+    tokens as far as it has room for them.
+    """
     trained = sizes.spec.context_tokens
     if ctx is not None and not 1 <= ctx <= trained:
         raise OptionError(
@@ -243,7 +245,8 @@ def _workload(
             f"the prompt has {prompt_tokens} tokens, the context {context}",
             f"give a larger --ctx, up to {trained}" if context < trained else "shorten it",
         )
-    return Workload(prompt_tokens, new_tokens, context)
+    room = context - prompt_tokens + 1  # the last token needs none: it is not read again
+    return Workload(prompt_tokens, min(new_tokens, room), context)
 
 
 def _chat_context_tokens(sizes: Sizes, budget_bytes: int) -> int:

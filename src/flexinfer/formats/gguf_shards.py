@@ -14,7 +14,7 @@ from flexinfer.errors import FormatError
 from flexinfer.formats.checkpoint import TensorInfo
 from flexinfer.formats.gguf import GGUFCheckpoint, open_gguf
 
-_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+_NAME = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
 _AGAIN = "download all shards of one model into one folder"
 
 
@@ -61,7 +61,7 @@ def open_shards(given: GGUFCheckpoint) -> SplitCheckpoint:
     if missing := [path.name for path in paths if not path.is_file()]:
         raise FormatError(
             f"{given.path.parent}: {len(missing)} of {count} shards are missing: "
-            f"{', '.join(missing)}",
+            f"{', '.join(missing[:3])}{', …' * (len(missing) > 3)}",
             _AGAIN,
         )
     shards = tuple(given if path == given.path else open_gguf(path) for path in paths)

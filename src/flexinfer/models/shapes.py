@@ -81,7 +81,7 @@ def shape_from_config(path: Path, type_name: str = DEFAULT_TYPE) -> Shape:
         config = json.loads(path.read_text())
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror}", "name a config.json") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: not JSON: {error}", "use a sound file") from error
     if not isinstance(config, dict):
         raise FormatError(f"{path}: not an object", "use a model's config.json")

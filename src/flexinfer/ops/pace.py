@@ -49,19 +49,28 @@ class Way:
         self._lock = threading.Lock()
         self._free_at = 0.0
 
-    def pass_after(self, asked_at: float, seconds: float) -> float:
+    def pass_after(
+        self, asked_at: float, seconds: float, given_up: threading.Event | None = None
+    ) -> float:
         """Wait for the end of a transfer that was asked for at some time; returns when that was."""
         with self._lock:
             self._free_at = due_at = max(self._free_at, asked_at) + seconds
-        return sleep_until(due_at)
+        ended_at = sleep_until(due_at, given_up)
+        if ended_at < due_at:  # and so ends what else is on the way
+            with self._lock:
+                self._free_at = min(self._free_at, ended_at)
+        return ended_at
 
 
-def sleep_until(due_at: float) -> float:
-    """Returns that time, or now where it is past already."""
+def sleep_until(due_at: float, given_up: threading.Event | None = None) -> float:
+    """Returns that time, or now where it is past already, or was given up."""
     now = time.perf_counter()
     if now >= due_at:
         return now
     while now < due_at:
-        time.sleep(due_at - now)
+        if given_up is None:
+            time.sleep(due_at - now)
+        elif given_up.wait(due_at - now):
+            return min(due_at, time.perf_counter())
         now = time.perf_counter()
     return due_at

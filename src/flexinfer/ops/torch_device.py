@@ -15,7 +15,7 @@ from flexinfer.ops.torch import Activations, DeviceCache, Fused, Rows, TorchOps
 from flexinfer.ops.torch_memory import DeviceArena, DeviceRegion
 from flexinfer.ops.torch_weights import Memory
 from flexinfer.planner.hardware import Device
-from flexinfer.planner.machines import EMULATED
+from flexinfer.planner.machines import EMULATED, SMALL
 from flexinfer.streaming.prefetcher import Stream
 
 _KINDS = ("cpu", "cuda")
@@ -35,10 +35,15 @@ class TorchDevice:
             self._device = torch.device(name)
         except RuntimeError:
             self._device = None
-        if self._device is None or self._device.type not in _KINDS:
+        numbered = self._device is not None and self._device.index is not None
+        if (
+            self._device is None
+            or self._device.type not in _KINDS
+            or (numbered and self._device.type == "cpu")
+        ):
             raise OptionError(
                 f"unknown --device {name!r}",
-                f"known: {', '.join(_KINDS)}, cuda:1, …, {EMULATED}MACHINE",
+                f"known: {', '.join(_KINDS)}, cuda:1, …, {EMULATED}{SMALL}, {EMULATED}MACHINE",
             )
         self.name = name
         self.emulates: Device | None = None

@@ -9,6 +9,7 @@ time. Where this processor is slower than the rates, it takes longer than the em
 import time
 import weakref
 from collections.abc import Iterator, Sequence
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -36,17 +37,17 @@ _KV_NAMES = {torch.float16: "f16", torch.float32: "f32"}
 
 
 class EmulatedLink:
-    """Both directions; whoever calls waits until the bytes would have arrived."""
+    """Both directions; whoever calls waits until the bytes would have arrived, or were given up."""
 
     def __init__(self, rates: Device) -> None:
         self._rates = rates
         self._there, self._back = Way(), Way()
 
-    def to_device(self, size_bytes: int, asked_at: float) -> None:
-        self._there.pass_after(asked_at, self._rates.to_device.seconds(size_bytes))
+    def to_device(self, size_bytes: int, asked_at: float, given_up: Event | None = None) -> None:
+        self._there.pass_after(asked_at, self._rates.to_device.seconds(size_bytes), given_up)
 
-    def to_host(self, size_bytes: int, asked_at: float) -> None:
-        self._back.pass_after(asked_at, self._rates.to_host.seconds(size_bytes))
+    def to_host(self, size_bytes: int, asked_at: float, given_up: Event | None = None) -> None:
+        self._back.pass_after(asked_at, self._rates.to_host.seconds(size_bytes), given_up)
 
 
 class EmulatedArena(DeviceArena):
@@ -57,10 +58,12 @@ class EmulatedArena(DeviceArena):
         self._link = link
         self._pace = pace
 
-    def copy(self, address: int, size_bytes: int, slot: Slot) -> None:
+    def copy(
+        self, address: int, size_bytes: int, slot: Slot, given_up: Event | None = None
+    ) -> None:
         asked_at = time.perf_counter()
         super().copy(address, size_bytes, slot)
-        self._link.to_device(size_bytes, asked_at)
+        self._link.to_device(size_bytes, asked_at, given_up)
 
     def used(self, address: int) -> None:
         """A real device lets its host run ahead and its copies wait; here all wait at once."""
@@ -191,6 +194,7 @@ class EmulatedOps(TorchOps):
         self._rates = rates
         self._pace = pace
         self._link = link
+        self._given_up = Event()  # of the sweep under way
 
     def _product(self, matrix: BoundMatrix, x: Tensor, weights: Tensor) -> Tensor:
         y = super()._product(matrix, x, weights)
@@ -259,19 +263,22 @@ class EmulatedOps(TorchOps):
         self._arrive(page_bytes, asked_at)
 
     def reached(self) -> Any:
-        return self._pace.due_at
+        return self._pace.due_at, self._given_up
 
     def cached(self, layer: int, first: int, last: int, reached: Any) -> tuple[Any, Any]:
-        sleep_until(reached)
+        due_at, given_up = reached
+        sleep_until(due_at, given_up)
         asked_at = time.perf_counter()
         both = super().cached(layer, first, last, None)
         keys = self._cache.keys[layer]
         size_bytes = 2 * keys[:, first:last].numel() * keys.element_size()
-        self._link.to_host(size_bytes, asked_at)
+        self._link.to_host(size_bytes, asked_at, given_up)
         self._pace.begin()
         return both
 
     def abandon_sweep(self) -> None:
+        self._given_up.set()
+        self._given_up = Event()
         super().abandon_sweep()
         self._pace.begin()
 

@@ -2,6 +2,7 @@
 
 import ctypes
 from dataclasses import dataclass
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -78,8 +79,12 @@ class DeviceArena:
         assert start >= 0 and start + size_bytes <= self.used_bytes
         return self._bytes[start : start + size_bytes]
 
-    def copy(self, address: int, size_bytes: int, slot: Slot) -> None:
-        """From host memory into a slot; returns when it is there. From any thread."""
+    def copy(
+        self, address: int, size_bytes: int, slot: Slot, given_up: Event | None = None
+    ) -> None:
+        """From host memory into a slot; returns when it is there, given up or not. From any
+        thread.
+        """
         target, source = slot.view()[:size_bytes], host_bytes(address, size_bytes)
         if self._copies is None:
             target.copy_(source)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flexinfer.errors import FormatError
+from flexinfer.errors import FormatError, OptionError
 from flexinfer.formats.quants import BLOCK_TYPES
 from flexinfer.planner.disk import Disk
 from flexinfer.planner.hardware import (
@@ -20,7 +20,8 @@ from flexinfer.planner.hardware import (
     Link,
     Source,
 )
-from flexinfer.planner.tables import Table
+from flexinfer.planner.tables import MOST_COUNTED, PER_S, SECONDS, SHARE, Table
+from flexinfer.units import parse_whole
 
 T = TypeVar("T")
 
@@ -39,7 +40,7 @@ def read_hardware(path: Path) -> Hardware:
         values = tomllib.loads(path.read_text())
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror}", "name a file, or a known machine") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not TOML, no UTF-8, nested beyond reason
         raise FormatError(f"{path}: not TOML: {error}", "mend the file") from error
     table = Table(values, str(path))
     name = table.text("name", path.stem)
@@ -83,18 +84,22 @@ def disk_from_table(table: Table) -> Disk:
             raise table.missing("bytes_per_s_at")
     disk = Disk(
         at,
-        table.rate("latency_s", 0.0, least=0.0),
-        min(1.0, table.rate("busy", 1.0)),
-        table.rate("pause_s", 0.0, least=0.0),
+        table.seconds("latency_s"),
+        table.number("busy", SHARE, 1.0),
+        table.seconds("pause_s"),
     )
     table.expect_none_left()
     return disk
 
 
 def _depth(rates: Table, key: str) -> int:
-    if not key.isdecimal() or int(key) < 1:
-        raise rates.fail(key, "is no number of reads in flight")
-    return int(key)
+    try:
+        depth = parse_whole(key)
+    except OptionError:
+        depth = 0
+    if not 1 <= depth <= MOST_COUNTED:
+        raise rates.fail(f"{key:.80}", f"is no number of reads in flight, 1 to {MOST_COUNTED}")
+    return depth
 
 
 def host_table(host: Host) -> dict[str, Any]:
@@ -120,8 +125,8 @@ def _kernel(table: Table, memory: float) -> KernelRates:
 
 def _attention(table: Table) -> AttentionRates:
     rates = AttentionRates(
-        int(table.rate("head_dim")),
-        int(table.rate("group")),
+        table.count("head_dim"),
+        table.count("group"),
         table.rate("one_ops_per_s"),
         table.rate("many_ops_per_s"),
         table.text("kv_type", "F16"),
@@ -132,9 +137,12 @@ def _attention(table: Table) -> AttentionRates:
 
 def _glue(table: Table) -> Glue:
     default = asdict(Glue())
-    replayed = int(table.rate("replayed_tokens", default.pop("replayed_tokens"), least=0.0))
-    seconds = {name: table.rate(name, value, least=0.0) for name, value in default.items()}
-    glue = Glue(replayed_tokens=replayed, **seconds)
+    replayed = table.count("replayed_tokens", 0, default.pop("replayed_tokens"))
+    numbers = {
+        name: table.number(name, PER_S if name.endswith("_per_s") else SECONDS, value)
+        for name, value in default.items()
+    }
+    glue = Glue(replayed_tokens=replayed, **numbers)
     table.expect_none_left()
     return glue
 
@@ -151,14 +159,14 @@ def _device(table: Table) -> Device:
         _by_type(table.table("ops_per_s"), lambda t, key: t.rate(key)),
         to_device,
         _link(back) if back else to_device,
-        table.rate("layer_s", 0.0, least=0.0),
+        table.seconds("layer_s"),
     )
     table.expect_none_left()
     return device
 
 
 def _link(table: Table) -> Link:
-    link = Link(table.rate("bytes_per_s"), table.rate("latency_s", 0.0, least=0.0))
+    link = Link(table.rate("bytes_per_s"), table.seconds("latency_s"))
     table.expect_none_left()
     return link
 

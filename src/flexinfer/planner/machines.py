@@ -1,21 +1,22 @@
 """Machines and emulated accelerators by the names that users give."""
 
-import math
 from pathlib import Path
 
 from flexinfer.errors import OptionError
 from flexinfer.formats.quants import BLOCK_TYPES
 from flexinfer.planner.hardware import Device, Hardware, Link
 from flexinfer.planner.hardware_file import read_hardware
-from flexinfer.planner.presets import preset
-from flexinfer.units import GiB
+from flexinfer.planner.presets import PRESETS, preset
+from flexinfer.units import GiB, parse_number
 
 EMULATED = "emulated:"
 SMALL = "small"
-LEAST_PER_S, MOST_PER_S = 1e6, 1e18  # below, a transfer takes seconds, and nothing ends meanwhile
+LEAST_PER_S, MOST_PER_S = 1e6, 1e18  # below, a transfer takes seconds
+MOST_LATENCY_S = 0.1
+_ABLE = [name for name, machine in PRESETS.items() if machine.device]
 _HINT = (
-    f"give {EMULATED}{SMALL}, or a machine that has an accelerator, with @SCALE for a part of its "
-    f"rates: {EMULATED}laptop@0.001, {EMULATED}machine.toml"
+    f"known: {', '.join(EMULATED + name for name in (SMALL, *_ABLE))}, or a file: {EMULATED}"
+    f"./machine.toml; with @SCALE for a part of its rates: {EMULATED}laptop@0.001"
 )
 # One that two cores can keep up with through torch, not a machine that exists: each product takes
 # its time, and the link is slow enough for streaming to matter.
@@ -32,6 +33,10 @@ def find_hardware(name: str) -> Hardware:
     """A preset, or a TOML file: whatever ends so or has a slash. Raises FlexInferError."""
     if name.endswith(".toml") or "/" in name:
         return read_hardware(Path(name))
+    if name.removeprefix(EMULATED) == SMALL:
+        raise OptionError(
+            f"{SMALL} is an accelerator without a host", f"give --device {EMULATED}{SMALL}"
+        )
     return preset(name)
 
 
@@ -49,7 +54,10 @@ def emulated_device(name: str) -> Device:
         return _checked(name, _SMALL.scaled(scale))
     if not machine:
         raise OptionError(f"--device {name} names no machine to emulate", _HINT)
-    device = find_hardware(machine).device
+    try:
+        device = find_hardware(machine).device
+    except OptionError as error:
+        raise OptionError(f"--device {name}: {error}", _HINT) from error
     if device is None:
         raise OptionError(f"--device {name}: {machine} has no accelerator", _HINT)
     return _checked(name, device.scaled(scale))
@@ -57,10 +65,10 @@ def emulated_device(name: str) -> Device:
 
 def _scale(name: str, text: str) -> float:
     try:
-        scale = float(text)
-    except ValueError:
-        scale = math.nan
-    if not (math.isfinite(scale) and scale > 0):
+        scale = parse_number(text)
+    except OptionError:
+        scale = 0.0
+    if scale <= 0:
         raise OptionError(f"--device {name}: the scale {text!r} is no number above 0", _HINT)
     return scale
 
@@ -78,4 +86,11 @@ def _checked(name: str, device: Device) -> Device:
                 f"to {MOST_PER_S:.0e}, and cannot be emulated",
                 "give another @SCALE",
             )
+    latency_s = max(device.to_device.latency_s, device.to_host.latency_s)
+    if latency_s > MOST_LATENCY_S:
+        raise OptionError(
+            f"--device {name}: a latency of {latency_s:g} s is more than {MOST_LATENCY_S:g}, and "
+            "cannot be emulated",
+            "give a smaller latency_s",
+        )
     return device

@@ -120,6 +120,7 @@ def preset(name: str) -> Hardware:
     if name not in PRESETS:
         raise OptionError(
             f"unknown hardware {name!r}",
-            f"known: {', '.join(PRESETS)}; or a file: ./machine.toml",
+            f"known: {', '.join(PRESETS)}, or a file: ./machine.toml; accelerators alone, as "
+            "emulated:small, are for --device",
         )
     return PRESETS[name]

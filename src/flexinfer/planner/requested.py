@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from flexinfer.errors import OptionError
 from flexinfer.planner.strategies import Strategy, split
+from flexinfer.units import parse_whole
 
 AUTO = "auto"
 WHOLE_RUN = ("flexgen", "flexgen-opt", "splitgen")  # for both phases at once
@@ -40,7 +41,10 @@ def requested(name: str, prefill: str | None, decode: str | None, layers: int) -
                 )
         whole = split(layers, layers)
         return Requested(whole, whole, lock=name != "flexgen", static=name == "splitgen")
-    names = {"--prefill-strategy": prefill or name, "--decode-strategy": decode or name}
+    names = {
+        "--prefill-strategy": name if prefill is None else prefill,
+        "--decode-strategy": name if decode is None else decode,
+    }
     if all(given == AUTO for given in names.values()):
         return None
     both = []
@@ -62,10 +66,14 @@ def _strategy(name: str, layers: int) -> Strategy:
     if name in WHOLE_RUN:
         raise OptionError(f"{name} is a strategy of both phases", f"give it as --strategy {name}")
     kind, _, number = name.partition(":")
-    if kind != "split" or not number.isdecimal():
-        raise OptionError(f"unknown strategy {name!r}", f"known: {_KNOWN}")
-    if int(number) > layers:
+    try:
+        count = parse_whole(number) if kind == "split" else None
+    except OptionError:
+        count = None
+    if count is None:
+        raise OptionError(f"unknown strategy {name!r:.80}", f"known: {_KNOWN}")
+    if not 0 <= count <= layers:
         raise OptionError(
             f"{name}: the model has {layers} layers", f"give split:0 to split:{layers}"
         )
-    return split(layers, int(number))
+    return split(layers, count)

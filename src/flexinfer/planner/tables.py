@@ -1,11 +1,29 @@
 """Tables of a file, checked as they are read: every fault names its file and key."""
 
-import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from flexinfer.errors import FormatError, OptionError
 from flexinfer.units import parse_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of a number, both within: beyond them it is a slip, or more than floats can reckon with."""
+
+    least: float
+    most: float
+
+    def __str__(self) -> str:
+        return f"{self.least:g} to {self.most:g}"
+
+
+PER_S = Limits(1, 1e18)  # bytes, operations or values a second
+SECONDS = Limits(0, 3600)
+SHARE = Limits(1e-6, 1)
+MOST_COUNTED = 10**6
+MOST_BYTES = 1 << 60
 
 
 class Table:
@@ -21,17 +39,28 @@ class Table:
     def missing(self, key: str) -> FormatError:
         return self.fail(key, "is missing")
 
-    def rate(self, key: str, default: float | None = None, least: float | None = None) -> float:
-        """A finite number above 0, or at least `least`."""
+    def number(self, key: str, limits: Limits, default: float | None = None) -> float:
+        """A number within limits; the default is taken as it is."""
         value = self.left.pop(key, default)
         if value is None:
             raise self.missing(key)
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        good = number and (value > 0 if least is None else value >= least)
-        if value is not default and not (good and math.isfinite(value)):
-            wanted = "a number above 0" if least is None else "a number, 0 or more"
-            raise self.fail(key, f"is {value!r}; it must be {wanted}")
+        if value is not default and not (number and limits.least <= value <= limits.most):
+            raise self.fail(key, f"is {value!r:.80}; it must be a number, {limits}")
         return float(value)
+
+    def rate(self, key: str, default: float | None = None) -> float:
+        return self.number(key, PER_S, default)
+
+    def seconds(self, key: str, default: float = 0.0) -> float:
+        return self.number(key, SECONDS, default)
+
+    def count(self, key: str, least: int = 1, default: int | None = None) -> int:
+        """A whole number, from `least` on."""
+        value = self.number(key, Limits(least, MOST_COUNTED), default)
+        if value != int(value):
+            raise self.fail(key, f"is {value!r}; it must be a whole number")
+        return int(value)
 
     def points(self, key: str) -> tuple[tuple[int, float], ...]:
         """A rate, or rates at ascending numbers of tokens: [[1, 2e9], [64, 9e9]]."""
@@ -42,9 +71,9 @@ class Table:
         points = []
         for at, pair in enumerate(value):
             if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-                raise self.fail(key, f"has {pair!r}; pairs of tokens and a rate are wanted")
+                raise self.fail(key, f"has {pair!r:.80}; pairs of tokens and a rate are wanted")
             named = Table(dict(zip(("tokens", "rate"), pair, strict=True)), f"{self._where}: {key}")
-            points.append((int(named.rate("tokens")), named.rate("rate")))
+            points.append((named.count("tokens"), named.rate("rate")))
             if at and points[at][0] <= points[at - 1][0]:
                 raise self.fail(key, "must go by ascending numbers of tokens")
         if not points:
@@ -54,7 +83,7 @@ class Table:
     def text(self, key: str, default: str) -> str:
         value = self.left.pop(key, default)
         if not isinstance(value, str):
-            raise self.fail(key, f"is {value!r}; it must be a text")
+            raise self.fail(key, f"is {value!r:.80}; it must be a text")
         return value
 
     def optional_size(self, key: str) -> int | None:
@@ -62,13 +91,13 @@ class Table:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, (int, str)):
-            raise self.fail(key, f'is {value!r}; it must be a size such as "64GiB"')
+            raise self.fail(key, f'is {value!r:.80}; it must be a size such as "64GiB"')
         try:
             size = parse_bytes(value)
         except OptionError as error:
-            raise self.fail(key, f"is {value!r}: {error}") from error
-        if size <= 0:
-            raise self.fail(key, f"is {value!r}; it must be above 0")
+            raise self.fail(key, f"is {value!r:.80}: {error}") from error
+        if not 0 < size <= MOST_BYTES:
+            raise self.fail(key, f"is {value!r:.80}; it must be above 0, at most 1024 PiB")
         return size
 
     def table(self, key: str) -> "Table":
@@ -82,7 +111,7 @@ class Table:
         if value is None:
             return None
         if not isinstance(value, dict):
-            raise self.fail(key, f"is {value!r}; it must be a table")
+            raise self.fail(key, f"is {value!r:.80}; it must be a table")
         return Table(value, f"{self._where}: {key}")
 
     def tables(self, key: str) -> "list[Table]":

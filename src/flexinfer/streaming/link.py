@@ -31,8 +31,12 @@ class Transfer:
 class Copier(Protocol):
     """What moves bytes to a device."""
 
-    def copy(self, address: int, size_bytes: int, slot: Slot) -> None:
-        """From host memory into the slot; returns when they have left the host's."""
+    def copy(
+        self, address: int, size_bytes: int, slot: Slot, given_up: threading.Event | None = None
+    ) -> None:
+        """From host memory into the slot; returns when they have left the host's. Once `given_up`
+        is set nobody needs them, and who only waits need not.
+        """
         ...
 
 
@@ -101,11 +105,16 @@ class LinkSource:
     """A sweep's transfers as what a stream loads."""
 
     def __init__(
-        self, transfers: Sequence[Transfer], copier: Copier, disk: SharedStream | None
+        self,
+        transfers: Sequence[Transfer],
+        copier: Copier,
+        disk: SharedStream | None,
+        given_up: threading.Event,
     ) -> None:
         self._transfers = transfers
         self._copier = copier
         self._disk = disk
+        self._given_up = given_up
         self._first_sweep = disk.sweep if disk else 0
         self._lock = threading.Lock()
         self.moved_bytes = 0
@@ -118,12 +127,12 @@ class LinkSource:
         sweep, index = divmod(sequence, len(self._transfers))
         transfer = self._transfers[index]
         if transfer.request is None:
-            self._copier.copy(transfer.address, transfer.size_bytes, slot)
+            self._copier.copy(transfer.address, transfer.size_bytes, slot, self._given_up)
         else:
             assert self._disk is not None
             address = self._disk.take(transfer.request, self._first_sweep + sweep)
             try:
-                self._copier.copy(address, transfer.size_bytes, slot)
+                self._copier.copy(address, transfer.size_bytes, slot, self._given_up)
             finally:
                 self._disk.release(transfer.request)
         with self._lock:
@@ -167,6 +176,7 @@ class Pipeline:
         self._shared: SharedStream | None = None
         self._host_sweeps: Counter[int] = Counter()  # by request, since the disk's stream began
         self._link: Ahead | Serial | None = None
+        self._given_up = threading.Event()  # the present link's transfers
         self._stall_s = 0.0  # but for the present link's
         self._moved_bytes = 0
 
@@ -201,6 +211,7 @@ class Pipeline:
         self._link.release(request_index)
 
     def rewind(self) -> None:
+        self._given_up.set()
         self._stop()
         if self._shared is not None:
             self._shared.rewind()
@@ -236,6 +247,7 @@ class Pipeline:
         return self._link.stats
 
     def close(self) -> None:
+        self._given_up.set()
         self._stop()
         self._close_disk()
 
@@ -244,7 +256,8 @@ class Pipeline:
         if not transfers:
             return
         assert self._ring is not None
-        source = LinkSource(transfers, self._copier, self._shared)
+        self._given_up = threading.Event()
+        source = LinkSource(transfers, self._copier, self._shared, self._given_up)
         if self._prefetch:
             self._link = Ahead(source, self._ring, LINK_THREADS)
         else:

@@ -50,6 +50,7 @@ def load_chat_template(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> Cha
         )
 
     def text(token_id: int | None) -> str:
-        return "" if token_id is None else tokenizer.token_bytes(token_id, control=True).decode()
+        piece = b"" if token_id is None else tokenizer.token_bytes(token_id, control=True)
+        return piece.decode(errors="replace")  # a byte of a longer character, say
 
     return ChatTemplate(source, text(tokenizer.bos_id), text(tokenizer.eos_id))

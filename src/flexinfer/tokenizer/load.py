@@ -15,16 +15,16 @@ from flexinfer.tokenizer.vocabulary import Vocabulary, read_vocabulary
 _SPM_IDS = {"bos": 1, "eos": 2, "unknown": 0}  # sentencepiece's own, where the file has no others
 
 
-def load_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
+def load_tokenizer(metadata: Mapping[str, Any], file: str = "the model file") -> Tokenizer:
     """The tokenizer of `metadata` (GGUF keys; each array is read once).
 
-    A file without a tokenizer gives one that refuses text, so that token ids can still be used.
+    A `file` without a tokenizer gives one that refuses text, so that token ids can still be used.
     Raises UnsupportedError for a kind we do not have, FormatError for damaged metadata.
     """
     keys = TokenizerKeys(metadata)
     kind = keys.text("model") or "none"
     if kind in ("none", "no_vocab"):
-        return _without_text(keys)
+        return _without_text(keys, file)
     if kind not in ("gpt2", "llama"):
         raise UnsupportedError(
             f"the tokenizer {kind!r} (tokenizer.ggml.model) is not supported",
@@ -65,8 +65,9 @@ def _sentence_pieces(keys: TokenizerKeys) -> tuple[Pieces, Vocabulary, bool]:
     return SentencePieces(proto, vocabulary, prefixes_space), vocabulary, True
 
 
-def _without_text(keys: TokenizerKeys) -> Tokenizer:
+def _without_text(keys: TokenizerKeys, file: str) -> Tokenizer:
     """Special ids may be stated without a vocabulary, and end an answer then, too."""
     bos, eos, eot = (keys.integer(f"{name}_token_id") for name in ("bos", "eos", "eot"))
     ends = frozenset(i for i in (eos, eot) if i is not None)
-    return MissingTokenizer(Vocabulary(np.zeros(0, np.uint8), {}, {}, bos, eos, None, ends))
+    vocabulary = Vocabulary(np.zeros(0, np.uint8), {}, {}, bos, eos, None, ends)
+    return MissingTokenizer(vocabulary, file)

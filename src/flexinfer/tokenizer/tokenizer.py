@@ -120,10 +120,11 @@ class Tokenizer:
 
 
 class MissingTokenizer(Tokenizer):
-    """Stands where a model file has no tokenizer: text is refused; ids work and have no text."""
+    """Stands where a model `file` has no tokenizer: text is refused; ids work and have no text."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, file: str) -> None:
         super().__init__(self, vocabulary, add_bos=False)
+        self._file = file
 
     @property
     def prefixes_space(self) -> bool:
@@ -140,6 +141,6 @@ class MissingTokenizer(Tokenizer):
 
     def _refusal(self) -> UnsupportedError:
         return UnsupportedError(
-            "the model file has no tokenizer: text cannot be used with it",
+            f"{self._file}: there is no tokenizer: text cannot be used with it",
             "give token ids, or convert the model again with its tokenizer",
         )
