@@ -63,16 +63,14 @@ const uint8_t* pointer(uintptr_t address, const char* name) {
 
 // Types and shapes are the same for every instruction set.
 const TypeKernels* any_type(int type_id) {
-  const LinearKernels& kernels = scalar_kernels().linear;
-  for (int i = 0; i < kernels.type_count; ++i)
-    if (kernels.types[i].id == type_id) return &kernels.types[i];
+  for (const TypeKernels& type : scalar_kernels().linear.types)
+    if (type.id == type_id) return &type;
   return nullptr;
 }
 
 std::vector<int> bind_supported_types() {
-  const LinearKernels& kernels = scalar_kernels().linear;
   std::vector<int> ids;
-  for (int i = 0; i < kernels.type_count; ++i) ids.push_back(kernels.types[i].id);
+  for (const TypeKernels& type : scalar_kernels().linear.types) ids.push_back(type.id);
   return ids;
 }
 

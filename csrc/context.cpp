@@ -2,6 +2,7 @@
 
 #include <new>
 #include <stdexcept>
+#include <string_view>
 
 namespace flexinfer {
 namespace {
@@ -20,6 +21,8 @@ std::vector<Isa> available() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni"))
     isas.push_back({"avx512", avx512_kernels()});
+  if (isas.back().name == std::string_view("avx512") && __builtin_cpu_supports("avx512bf16"))
+    isas.push_back({"avx512bf16", avx512bf16_kernels()});
 #endif
   return isas;
 }

@@ -5,6 +5,7 @@
 #include "blocks.h"
 #include "blocks_k.h"
 #include "blocks_table.h"
+#include "flushed.h"
 #include "linear.h"
 #include "linear_tiles.h"
 #include "quantize.h"
@@ -43,31 +44,29 @@ struct Scratch {
   static constexpr size_t kInterleavedBytes = kGroupBlock * kGroupRows * kChunkRowBytes;
   static constexpr size_t kUnpackedBytes = kTileGroups * kPieceBytes;
   static constexpr size_t kSumsBytes = sizeof(float) * kGroupBlock * kTokenBlock * kLanes;
-  static constexpr size_t kRoundedBytes = sizeof(float) * kTokenBlock * kChunkColumns<BF16>;
+  static constexpr int64_t kRoundedValues = kTokenBlock * kChunkColumns<BF16>;
+  static constexpr size_t kRoundedBytes = sizeof(float) * kRoundedValues;
   static constexpr size_t kBytes = kInterleavedBytes + kUnpackedBytes + kSumsBytes + kRoundedBytes;
 
   uint8_t* interleaved;
   uint8_t* unpacked;
   float* sums;
-  float* rounded;  // activations, kChunkColumns apart
+  uint8_t* rounded;  // activations
 
   explicit Scratch(uint8_t* memory)
       : interleaved(memory),
         unpacked(interleaved + kInterleavedBytes),
         sums(reinterpret_cast<float*>(unpacked + kUnpackedBytes)),
-        rounded(sums + kSumsBytes / sizeof(float)) {}
+        rounded(memory + kBytes - kRoundedBytes) {}
 };
 
 // At least one of `blocks` blocks; says how many.
 template <class Type>
-static FI_INLINE int64_t interleave_some(Rows16 rows, int64_t blocks, uint8_t* out) {
+static FI_INLINE int64_t interleave_some(Rows16 rows, [[maybe_unused]] int64_t blocks, uint8_t* out) {
   if constexpr (Type::kFloat)
-    if (blocks >= Type::kRun) {
-      Type::interleave_run(rows, out);
-      return Type::kRun;
-    }
-  Type::interleave(rows, out);
-  return 1;
+    return Type::interleave(rows, blocks, out);
+  else
+    return Type::interleave(rows, out), 1;
 }
 
 // `blocks` blocks of `rows` file rows, row_bytes apart, to interleaved ones; the rows that a group lacks are zero.
@@ -136,6 +135,12 @@ static FI_INLINE void in_steps(int64_t first, int64_t count, const F& f) {
   if constexpr (kStep > 1) in_steps<kStep / 2>(first, count, f);
 }
 
+// Activations as a type that kRounds takes them: kRoundedBytes each; there is room up to a multiple of 32.
+template <class Type>
+static void round_activations(const float* x, int64_t columns, uint8_t* out) {
+  round_to_bf16(x, columns, reinterpret_cast<float*>(out));
+}
+
 // Few tokens: blocks are unpacked into registers.
 template <class Type>
 static void add_few(const Tile& t) {
@@ -170,12 +175,25 @@ static void add_many(const Tile& t, uint8_t* unpacked) {
       for (int64_t g = 0; g < kGroups; ++g)
         unpack_blocks<Type>(t.weights + (group + g) * t.group_stride + block * kGroupRows * Type::kBytes, blocks,
                             unpacked + g * kPieceBytes);
-      in_steps<kTileGroups * kTileTokens / kGroups>(0, t.tokens, [&]<int kTokens>(int64_t token) {
+      constexpr int kMostTokens = Type::kFloat ? kFloatTileTokens : kTileTokens;
+      in_steps<kTileGroups * kMostTokens / kGroups>(0, t.tokens, [&]<int kTokens>(int64_t token) {
         accumulate_unpacked<Type, kGroups, kTokens>(unpacked, kPieceBytes, parts, x + token * t.x_stride, t.x_stride,
                                                     t.sums + group * t.sum_stride + token * kLanes, t.sum_stride);
       });
     });
   }
+}
+
+// Few tokens go through a group's whole row, of interleaved weights one run of memory, as far as rounded activations fit.
+template <class Type>
+static int64_t columns_at_once(const LinearJob& job, int64_t tokens) {
+  if (tokens > kMaxTile || !job.interleaved) return kChunkColumns<Type>;
+  if constexpr (kRounds<Type>) {
+    const int64_t most = Scratch::kRoundedValues / tokens / kActivationValues * kActivationValues;
+    if (job.columns > most) return most;
+    return (job.columns + kActivationValues - 1) / kActivationValues * kActivationValues;
+  }
+  return job.columns;
 }
 
 // Up to kGroupBlock groups and kTokenBlock tokens, by chunks of columns.
@@ -184,7 +202,7 @@ static void linear_tile(const LinearJob& job, int64_t first_group, int64_t group
                         const Scratch& scratch) {
   std::memset(scratch.sums, 0, sizeof(float) * static_cast<size_t>(groups * tokens * kLanes));
   const int64_t row_bytes = job.columns / Type::kColumns * Type::kBytes, row = first_group * kGroupRows;
-  const int64_t step = tokens <= kMaxTile && job.interleaved && !kRounds<Type> ? job.columns : kChunkColumns<Type>;
+  const int64_t step = columns_at_once<Type>(job, tokens);
   for (int64_t column = 0; column < job.columns; column += step) {
     const int64_t blocks = (job.columns - column < step ? job.columns - column : step) / Type::kColumns;
     const int64_t start = column / Type::kColumns * Type::kBytes;
@@ -199,11 +217,12 @@ static void linear_tile(const LinearJob& job, int64_t first_group, int64_t group
                                job.rows - row - g * kGroupRows, blocks, scratch.interleaved + g * tile.group_stride);
     }
     if constexpr (kRounds<Type>) {
+      const int64_t stride = step * Type::kRoundedBytes;
       for (int64_t t = 0; t < tokens; ++t)
-        round_to_bf16(reinterpret_cast<const float*>(tile.x + t * tile.x_stride), blocks,
-                      scratch.rounded + t * kChunkColumns<Type>);
-      tile.x = reinterpret_cast<const uint8_t*>(scratch.rounded);
-      tile.x_stride = sizeof(float) * kChunkColumns<Type>;
+        round_activations<Type>(reinterpret_cast<const float*>(tile.x + t * tile.x_stride), blocks,
+                                scratch.rounded + t * stride);
+      tile.x = scratch.rounded;
+      tile.x_stride = stride;
     }
     if (tokens < kManyTokens<Type>)
       add_few<Type>(tile);
@@ -216,7 +235,8 @@ static void linear_tile(const LinearJob& job, int64_t first_group, int64_t group
 }
 
 template <class Type>
-static void linear(const LinearJob& job, int64_t first_group, int64_t last_group, uint8_t* memory) {
+__attribute__((noinline)) static void linear_tiles(const LinearJob& job, int64_t first_group, int64_t last_group,
+                                                   uint8_t* memory) {
   const Scratch scratch(memory);
   const int64_t most = job.tokens == 1 && !Type::kFloat ? 1 : kGroupBlock;
   for (int64_t group = first_group; group < last_group; group += most) {
@@ -225,6 +245,16 @@ static void linear(const LinearJob& job, int64_t first_group, int64_t last_group
       const int64_t tokens = job.tokens - token < kTokenBlock ? job.tokens - token : kTokenBlock;
       linear_tile<Type>(job, group, groups, token, tokens, scratch);
     }
+  }
+}
+
+template <class Type>
+static void linear(const LinearJob& job, int64_t first_group, int64_t last_group, uint8_t* memory) {
+  if constexpr (kRounds<Type>) {
+    const FlushedSubnormals flushed;
+    linear_tiles<Type>(job, first_group, last_group, memory);
+  } else {
+    linear_tiles<Type>(job, first_group, last_group, memory);
   }
 }
 
@@ -256,10 +286,10 @@ template <class Type>
 static void dequantize(const uint8_t* source, int64_t columns, float* out) {
   if constexpr (Type::kFloat) {
     int64_t i = 0;
-    for (; i + kLanes <= columns; i += kLanes) store(out + i, Type::weights(source + i * Type::kBytes));
+    for (; i + kLanes <= columns; i += kLanes) store(out + i, Type::values(source + i * Type::kBytes));
     uint8_t rest[kLanes * Type::kBytes] = {};
     std::memcpy(rest, source + i * Type::kBytes, static_cast<size_t>((columns - i) * Type::kBytes));
-    store_part(out + i, Type::weights(rest), static_cast<int>(columns - i));
+    store_part(out + i, Type::values(rest), static_cast<int>(columns - i));
   } else {
     for (int64_t left = columns / Type::kColumns; left > 0; left -= kLanes) {
       const int blocks = left < kLanes ? static_cast<int>(left) : kLanes;
@@ -284,14 +314,5 @@ static uint32_t read(const uint8_t* memory, int64_t bytes) {
 template <class Type>
 static constexpr TypeKernels kTypeKernels{Type::kId,    Type::kColumns,   Type::kBytes,    Type::kFloat,
                                           linear<Type>, interleave<Type>, dequantize<Type>};
-
-static constexpr TypeKernels kTypes[] = {
-    kTypeKernels<F32>,  kTypeKernels<F16>,  kTypeKernels<BF16>,   kTypeKernels<Q4_0>,   kTypeKernels<Q4_1>,
-    kTypeKernels<Q5_0>, kTypeKernels<Q5_1>, kTypeKernels<Q8_0>,   kTypeKernels<Q2_K>,   kTypeKernels<Q3_K>,
-    kTypeKernels<Q4_K>, kTypeKernels<Q5_K>, kTypeKernels<Q6_K>,   kTypeKernels<IQ4_NL>, kTypeKernels<IQ4_XS>,
-    kTypeKernels<MXFP4>,
-};
-
-static constexpr LinearKernels kLinearKernels{kTypes, sizeof kTypes / sizeof *kTypes, Scratch::kBytes, quantize, read};
 
 }  // namespace flexinfer::FI_NS
