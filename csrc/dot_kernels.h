@@ -18,13 +18,18 @@ void round_activations<BF16Dots>(const float* x, int64_t columns, uint8_t* out) 
   if (rest > 0) store_bf16(out + 2 * i, load_part(x + i, first), load_part(x + i + first, rest - first));
 }
 
-// Interleaved columns of groups that are group_stride apart; x as round_activations() leaves it.
+// Some columns from `column` on, an even one.
 template <int kGroups, int kTokens>
-static void accumulate_dots(const uint8_t* pair, int64_t group_stride, int64_t columns, const uint8_t* x,
-                            int64_t x_stride, float* sums, int64_t sum_stride) {
+static void accumulate_dots(const Tile& tile, int64_t group, int64_t token, int64_t column, int64_t columns) {
+  const uint8_t* pair = tile.weights + group * tile.group_stride + column / 2 * 64;
+  const uint8_t* x = tile.x + token * tile.x_stride + column * BF16Dots::kRoundedBytes;
+  const auto sums = [&](int i) {
+    return tile.sums + (group + i / kTokens) * tile.sum_stride + (token + i % kTokens) * kLanes;
+  };
+  const int64_t group_stride = tile.group_stride, x_stride = tile.x_stride;
   f32x16 acc[kGroups * kTokens];
   FI_UNROLL
-  for (int i = 0; i < kGroups * kTokens; ++i) acc[i] = load(sums + i / kTokens * sum_stride + i % kTokens * kLanes);
+  for (int i = 0; i < kGroups * kTokens; ++i) acc[i] = load(sums(i));
   const auto multiply = [&](const auto& weights) {
     i32x16 w[kGroups];
     FI_UNROLL
@@ -46,36 +51,27 @@ static void accumulate_dots(const uint8_t* pair, int64_t group_stride, int64_t c
   // The column that a last one lacks: −0 times the 0 that follows its activation changes no sum.
   if (columns > 0) multiply([](const uint8_t* from) { return bit_or(load_u16(from), set1_i32(INT32_MIN)); });
   FI_UNROLL
-  for (int i = 0; i < kGroups * kTokens; ++i) store(sums + i / kTokens * sum_stride + i % kTokens * kLanes, acc[i]);
+  for (int i = 0; i < kGroups * kTokens; ++i) store(sums(i), acc[i]);
 }
 
-// All columns of one or more groups.
 template <>
 void add_few<BF16Dots>(const Tile& t) {
-  const auto add_groups = [&]<int kGroups, int kMostTokens>(int64_t g) {
-    in_steps<kMostTokens>(0, t.tokens, [&]<int kTokens>(int64_t token) {
-      accumulate_dots<kGroups, kTokens>(t.weights + g * t.group_stride, t.group_stride, t.blocks,
-                                        t.x + token * t.x_stride, t.x_stride,
-                                        t.sums + g * t.sum_stride + token * kLanes, t.sum_stride);
-    });
+  const auto add = [&]<int kGroups, int kTokens>(int64_t group, int64_t token) {
+    accumulate_dots<kGroups, kTokens>(t, group, token, 0, t.blocks);
   };
-  if (t.tokens == 1)
-    in_steps<kOneTokenGroups>(0, t.groups, [&]<int kGroups>(int64_t g) { add_groups.template operator()<kGroups, 1>(g); });
-  else
-    in_steps<kTileGroups>(0, t.groups, [&]<int kGroups>(int64_t g) { add_groups.template operator()<kGroups, kMaxTile>(g); });
+  if (t.tokens == 1) return in_tiles<kOneTokenGroups, 1>(t, add);
+  in_tiles<kFewFloatGroups, kMaxTile>(t, add);
 }
 
-// A piece of some groups' columns that stays in the first-level cache for all tokens.
+// A piece of some groups' columns stays in the first-level cache for all tokens.
 template <>
 void add_many<BF16Dots>(const Tile& t, uint8_t*) {
-  constexpr int64_t kPairs = kPieceVectors;
-  for (int64_t column = 0; column < t.blocks; column += 2 * kPairs) {
-    Tile piece = t;
-    piece.weights += column / 2 * 64;
-    piece.x += column * BF16Dots::kRoundedBytes;
-    piece.blocks = t.blocks - column < 2 * kPairs ? t.blocks - column : 2 * kPairs;
-    add_few<BF16Dots>(piece);
-  }
+  constexpr int64_t kColumns = 2 * kPieceVectors;
+  for (int64_t column = 0; column < t.blocks; column += kColumns)
+    in_tiles<kTileGroups, kFloatTileTokens>(t, [&]<int kGroups, int kTokens>(int64_t group, int64_t token) {
+      const int64_t columns = t.blocks - column < kColumns ? t.blocks - column : kColumns;
+      accumulate_dots<kGroups, kTokens>(t, group, token, column, columns);
+    });
 }
 
 }  // namespace flexinfer::FI_NS

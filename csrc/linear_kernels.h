@@ -12,17 +12,22 @@
 
 namespace flexinfer::FI_NS {
 
-constexpr int64_t kTokenBlock = 128;    // tokens whose accumulators and activations stay in cache
-constexpr int64_t kGroupBlock = 8;      // groups that share the activations in cache
-constexpr int kOneTokenGroups = 4;      // of floats, whose sums of one token are summed at a time
-constexpr int64_t kChunkRowBytes = 1024;  // of a file row that are interleaved at a time
-constexpr int64_t kPieceVectors = 128;    // of 64 bytes, of a group's weights that are unpacked at a time
+constexpr int64_t kTokenBlock = 128;  // tokens whose accumulators and activations stay in cache
+constexpr int kOneTokenGroups = 4;    // of floats, whose sums of one token are summed at a time
+constexpr int64_t kMaxChunkRowBytes = 1024;
+constexpr int64_t kPieceVectors = 128;  // of 64 bytes, of a group's weights that are unpacked at a time
 
-alignas(64) static const uint8_t kZeros[kChunkRowBytes] = {};
+alignas(64) static const uint8_t kZeros[kMaxChunkRowBytes] = {};
 
+// Groups that share the activations in cache; floats, whose activations take more of it, have narrower chunks.
+template <class Type>
+constexpr int64_t kGroupBlock = Type::kFloat ? 16 : 8;
+// Of a file row that are interleaved at a time.
+template <class Type>
+constexpr int64_t kChunkRowBytes = kMaxChunkRowBytes / (Type::kFloat ? 2 : 1);
 // The columns of whole blocks that a chunk holds.
 template <class Type>
-constexpr int64_t kChunkColumns = kChunkRowBytes / Type::kBytes * Type::kColumns;
+constexpr int64_t kChunkColumns = kChunkRowBytes<Type> / Type::kBytes * Type::kColumns;
 
 template <class Type>
 constexpr int64_t kActivationBytes = Type::kFloat ? sizeof(float) : sizeof(ActivationBlock);
@@ -41,12 +46,14 @@ constexpr int64_t kPieceBytes = 64 * kPieceVectors;
 
 // A thread's share of memory.
 struct Scratch {
-  static constexpr size_t kInterleavedBytes = kGroupBlock * kGroupRows * kChunkRowBytes;
+  static constexpr size_t kInterleavedBytes = kGroupRows * kGroupBlock<Q8_0> * kChunkRowBytes<Q8_0>;
   static constexpr size_t kUnpackedBytes = kTileGroups * kPieceBytes;
-  static constexpr size_t kSumsBytes = sizeof(float) * kGroupBlock * kTokenBlock * kLanes;
+  static constexpr size_t kSumsBytes = sizeof(float) * kGroupBlock<F32> * kTokenBlock * kLanes;
   static constexpr int64_t kRoundedValues = kTokenBlock * kChunkColumns<BF16>;
   static constexpr size_t kRoundedBytes = sizeof(float) * kRoundedValues;
   static constexpr size_t kBytes = kInterleavedBytes + kUnpackedBytes + kSumsBytes + kRoundedBytes;
+
+  static_assert(kGroupBlock<F32> * kChunkRowBytes<F32> <= kGroupBlock<Q8_0> * kChunkRowBytes<Q8_0>);
 
   uint8_t* interleaved;
   uint8_t* unpacked;
@@ -70,7 +77,7 @@ static FI_INLINE int64_t interleave_some(Rows16 rows, [[maybe_unused]] int64_t b
 }
 
 // `blocks` blocks of `rows` file rows, row_bytes apart, to interleaved ones; the rows that a group lacks are zero.
-// At most kChunkRowBytes of each row; `left` are the bytes from here to the row's end. Sixteen short runs are more than
+// At most kMaxChunkRowBytes of each row; `left` are the bytes from here to the row's end. Sixteen short runs are more than
 // the processor foresees: the next chunk, at a row's end the next group's first, is fetched into the second level ahead.
 template <class Type>
 static void interleave_chunk(const uint8_t* source, int64_t row_bytes, int64_t left, int64_t rows, int64_t blocks,
@@ -80,7 +87,7 @@ static void interleave_chunk(const uint8_t* source, int64_t row_bytes, int64_t l
   int64_t line = 0;
   for (int64_t start = 0, end = blocks * Type::kBytes; start < end;) {
     for (; line < start + Type::kBytes; line += 64) {
-      const int64_t ahead = line + kChunkRowBytes;
+      const int64_t ahead = line + kChunkRowBytes<Type>;
       const int64_t jump = ahead < left ? ahead : ahead + (kGroupRows - 1) * row_bytes;
       for (int row = 0; row < kLanes; ++row) prefetch(at[row] + jump - start);
     }
@@ -141,42 +148,58 @@ static void round_activations(const float* x, int64_t columns, uint8_t* out) {
   round_to_bf16(x, columns, reinterpret_cast<float*>(out));
 }
 
+// Calls f<groups, tokens>(group, token) over all of a tile, in steps of so many at most.
+template <int kMostGroups, int kMostTokens, class F>
+static FI_INLINE void in_tiles(const Tile& t, const F& f) {
+  in_steps<kMostGroups>(0, t.groups, [&]<int kGroups>(int64_t group) {
+    in_steps<kMostTokens>(0, t.tokens, [&]<int kTokens>(int64_t token) {
+      f.template operator()<kGroups, kTokens>(group, token);
+    });
+  });
+}
+
 // Few tokens: blocks are unpacked into registers.
 template <class Type>
 static void add_few(const Tile& t) {
-  if constexpr (Type::kFloat) {
-    // One token and one group is a chain of additions, slower than memory: several groups make more chains.
-    if (t.tokens == 1)
-      return in_steps<kOneTokenGroups>(0, t.groups, [&]<int kGroups>(int64_t g) {
-        accumulate_floats<Type, kGroups, 1>(t.weights + g * t.group_stride, t.group_stride, t.blocks, t.x, t.x_stride,
-                                            t.sums + g * t.sum_stride, t.sum_stride);
-      });
-  }
-  for (int64_t g = 0; g < t.groups; ++g)
-    in_steps<kMaxTile>(0, t.tokens, [&]<int kTokens>(int64_t token) {
-      const uint8_t* const weights = t.weights + g * t.group_stride;
-      const uint8_t* const x = t.x + token * t.x_stride;
-      float* const sums = t.sums + g * t.sum_stride + token * kLanes;
-      if constexpr (Type::kFloat)
-        accumulate_floats<Type, 1, kTokens>(weights, 0, t.blocks, x, t.x_stride, sums, 0);
-      else
-        accumulate_blocks<Type, kTokens>(weights, t.blocks, x, t.x_stride, sums);
-    });
+  const auto add = [&]<int kGroups, int kTokens>(int64_t group, int64_t token) {
+    const uint8_t* const weights = t.weights + group * t.group_stride;
+    const uint8_t* const x = t.x + token * t.x_stride;
+    float* const sums = t.sums + group * t.sum_stride + token * kLanes;
+    if constexpr (Type::kFloat)
+      accumulate_floats<Type, kGroups, kTokens>(weights, t.group_stride, t.blocks, x, t.x_stride, sums, t.sum_stride);
+    else
+      accumulate_blocks<Type, kTokens>(weights, t.blocks, x, t.x_stride, sums);
+  };
+  // One token and one group is a chain of additions, slower than memory: several groups make more chains.
+  if constexpr (Type::kFloat)
+    if (t.tokens == 1) return in_tiles<kOneTokenGroups, 1>(t, add);
+  in_tiles<Type::kFloat ? kFewFloatGroups : 1, kMaxTile>(t, add);
+}
+
+// The part of `bytes` bytes of each group that falls to tokens [first, last): what comes next is fetched bit by bit, as
+// the tokens are computed, for bursts would hold up the loads.
+static FI_INLINE void prefetch_share(const Tile& t, int64_t groups, const uint8_t* next, int64_t bytes, int64_t first,
+                                     int64_t last) {
+  const int64_t start = bytes / 64 * first / t.tokens * 64, end = bytes / 64 * last / t.tokens * 64;
+  for (int64_t g = 0; g < groups; ++g)
+    for (int64_t at = start; at < end; at += 64) prefetch(next + g * t.group_stride + at);
 }
 
 // Many: a piece of each group is unpacked into the first-level cache, once for all tokens.
 template <class Type>
 static void add_many(const Tile& t, uint8_t* unpacked) {
+  constexpr int64_t kBytes = kPieceBlocks<Type> * kGroupRows * Type::kBytes;  // of a piece of a group
   for (int64_t block = 0; block < t.blocks; block += kPieceBlocks<Type>) {
     const int64_t blocks = t.blocks - block < kPieceBlocks<Type> ? t.blocks - block : kPieceBlocks<Type>;
     const int64_t parts = Type::kFloat ? blocks : blocks * Type::kColumns / kActivationValues;
     const uint8_t* const x = t.x + block * Type::kColumns / kActivationColumns<Type> * kActivationBytes<Type>;
     in_steps<kTileGroups>(0, t.groups, [&]<int kGroups>(int64_t group) {
+      const uint8_t* const piece = t.weights + group * t.group_stride + block * kGroupRows * Type::kBytes;
       for (int64_t g = 0; g < kGroups; ++g)
-        unpack_blocks<Type>(t.weights + (group + g) * t.group_stride + block * kGroupRows * Type::kBytes, blocks,
-                            unpacked + g * kPieceBytes);
+        unpack_blocks<Type>(piece + g * t.group_stride, blocks, unpacked + g * kPieceBytes);
       constexpr int kMostTokens = Type::kFloat ? kFloatTileTokens : kTileTokens;
       in_steps<kTileGroups * kMostTokens / kGroups>(0, t.tokens, [&]<int kTokens>(int64_t token) {
+        if constexpr (Type::kFloat) prefetch_share(t, kGroups, piece + kBytes, kBytes, token, token + kTokens);
         accumulate_unpacked<Type, kGroups, kTokens>(unpacked, kPieceBytes, parts, x + token * t.x_stride, t.x_stride,
                                                     t.sums + group * t.sum_stride + token * kLanes, t.sum_stride);
       });
@@ -184,16 +207,12 @@ static void add_many(const Tile& t, uint8_t* unpacked) {
   }
 }
 
-// Few tokens go through a group's whole row, of interleaved weights one run of memory, as far as rounded activations fit.
+// Interleaved weights are taken in runs as long as the activations of that many columns stay in cache.
 template <class Type>
 static int64_t columns_at_once(const LinearJob& job, int64_t tokens) {
-  if (tokens > kMaxTile || !job.interleaved) return kChunkColumns<Type>;
-  if constexpr (kRounds<Type>) {
-    const int64_t most = Scratch::kRoundedValues / tokens / kActivationValues * kActivationValues;
-    if (job.columns > most) return most;
-    return (job.columns + kActivationValues - 1) / kActivationValues * kActivationValues;
-  }
-  return job.columns;
+  if (!job.interleaved) return kChunkColumns<Type>;
+  if constexpr (Type::kFloat) return Scratch::kRoundedValues / tokens / kActivationValues * kActivationValues;
+  return tokens <= kMaxTile ? job.columns : kChunkColumns<Type>;
 }
 
 // Up to kGroupBlock groups and kTokenBlock tokens, by chunks of columns.
@@ -211,7 +230,7 @@ static void linear_tile(const LinearJob& job, int64_t first_group, int64_t group
               job.x_stride_bytes, tokens, scratch.sums, tokens * kLanes};
     if (!job.interleaved) {
       tile.weights = scratch.interleaved;
-      tile.group_stride = kGroupRows * kChunkRowBytes;
+      tile.group_stride = kGroupRows * kChunkRowBytes<Type>;
       for (int64_t g = 0; g < groups; ++g)
         interleave_chunk<Type>(job.weights + (row + g * kGroupRows) * row_bytes + start, row_bytes, row_bytes - start,
                                job.rows - row - g * kGroupRows, blocks, scratch.interleaved + g * tile.group_stride);
@@ -229,8 +248,8 @@ static void linear_tile(const LinearJob& job, int64_t first_group, int64_t group
     else
       add_many<Type>(tile, scratch.unpacked);
   }
-  for (int64_t g = 0; g < groups; ++g)
-    for (int64_t t = 0; t < tokens; ++t)
+  for (int64_t t = 0; t < tokens; ++t)  // a token's rows are neighbours, and so are found fast
+    for (int64_t g = 0; g < groups; ++g)
       finish(job, first_group + g, first_token + t, scratch.sums + (g * tokens + t) * kLanes);
 }
 
@@ -238,7 +257,7 @@ template <class Type>
 __attribute__((noinline)) static void linear_tiles(const LinearJob& job, int64_t first_group, int64_t last_group,
                                                    uint8_t* memory) {
   const Scratch scratch(memory);
-  const int64_t most = job.tokens == 1 && !Type::kFloat ? 1 : kGroupBlock;
+  const int64_t most = job.tokens == 1 && !Type::kFloat ? 1 : kGroupBlock<Type>;
   for (int64_t group = first_group; group < last_group; group += most) {
     const int64_t groups = last_group - group < most ? last_group - group : most;
     for (int64_t token = 0; token < job.tokens; token += kTokenBlock) {

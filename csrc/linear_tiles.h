@@ -222,7 +222,6 @@ static void unpack_blocks(const uint8_t* block, int64_t blocks, uint8_t* out) {
   if constexpr (Type::kFloat) {
     float* to = reinterpret_cast<float*>(out);
     for (; blocks >= 2; blocks -= 2, block += 2 * kBlockBytes, to += 2 * kLanes) {
-      prefetch_stream(block, 2 * kBlockBytes);
       store(to, Type::template column<0>(block));
       store(to + kLanes, Type::template column<1>(block));
     }
