@@ -3,6 +3,7 @@
 #pragma once
 
 #include "linear_kernels.h"
+#include "ports_kernels.h"
 
 namespace flexinfer::FI_NS {
 
@@ -72,6 +73,10 @@ void add_many<BF16Dots>(const Tile& t, uint8_t*) {
       const int64_t columns = t.blocks - column < kColumns ? t.blocks - column : kColumns;
       accumulate_dots<kGroups, kTokens>(t, group, token, column, columns);
     });
+}
+
+static uint32_t port_dots(int64_t rounds) {
+  return port_steps<2>(rounds, [](f32x16 sum, i32x16 w, i32x16 x) { return dot_bf16(sum, w, x); });
 }
 
 }  // namespace flexinfer::FI_NS

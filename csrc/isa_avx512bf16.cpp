@@ -6,16 +6,13 @@
 #include "math.h"
 
 #include "dot_kernels.h"
-#include "ports_kernels.h"
 
 const flexinfer::KernelTable& flexinfer::avx512bf16_kernels() {
   static const KernelTable kernels = [] {
     KernelTable table = avx512_kernels();
     for (TypeKernels& type : table.linear.types)
       if (type.id == avx512bf16::BF16::kId) type = avx512bf16::kTypeKernels<avx512bf16::BF16Dots>;
-    table.linear.quantize = avx512bf16::quantize;
-    table.linear.read = avx512bf16::read;
-    table.ports = avx512bf16::kPortKernels;
+    table.ports.bf16 = avx512bf16::port_dots;
     return table;
   }();
   return kernels;

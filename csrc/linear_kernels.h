@@ -322,7 +322,7 @@ static void dequantize(const uint8_t* source, int64_t columns, float* out) {
   }
 }
 
-static uint32_t read(const uint8_t* memory, int64_t bytes) {
+static inline uint32_t read(const uint8_t* memory, int64_t bytes) {
   i32x16 bits[4] = {set1_i32(0), set1_i32(0), set1_i32(0), set1_i32(0)};
   for (int64_t i = 0; i + 256 <= bytes; i += 256)
     FI_UNROLL

@@ -37,7 +37,7 @@ static FI_INLINE void quantize_block(const float* x, ActivationBlock* out) {
   out->minus_scaled_sum = out->scale * static_cast<float>(out->minus_sum[2][0] + out->minus_sum[2][1]);
 }
 
-static void quantize(const float* x, int64_t columns, ActivationBlock* out) {
+static inline void quantize(const float* x, int64_t columns, ActivationBlock* out) {
   for (int64_t i = 0; i < columns; i += kActivationValues) quantize_block(x + i, out++);
 }
 
