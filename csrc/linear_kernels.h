@@ -12,22 +12,12 @@
 
 namespace flexinfer::FI_NS {
 
-constexpr int64_t kTokenBlock = 128;  // tokens whose accumulators and activations stay in cache
-constexpr int kOneTokenGroups = 4;    // of floats, whose sums of one token are summed at a time
-constexpr int64_t kMaxChunkRowBytes = 1024;
-constexpr int64_t kPieceVectors = 128;  // of 64 bytes, of a group's weights that are unpacked at a time
+constexpr int64_t kTokenBlock = 128;      // tokens whose accumulators and activations stay in cache
+constexpr int kOneTokenGroups = 4;        // of floats, whose sums of one token are summed at a time
+constexpr int64_t kChunkRowBytes = 1024;  // of a file row that are interleaved at a time, at most
+constexpr int64_t kPieceVectors = 128;    // of 64 bytes, of a group's weights that are unpacked at a time
 
-alignas(64) static const uint8_t kZeros[kMaxChunkRowBytes] = {};
-
-// Groups that share the activations in cache; floats, whose activations take more of it, have narrower chunks.
-template <class Type>
-constexpr int64_t kGroupBlock = Type::kFloat ? 16 : 8;
-// Of a file row that are interleaved at a time.
-template <class Type>
-constexpr int64_t kChunkRowBytes = kMaxChunkRowBytes / (Type::kFloat ? 2 : 1);
-// The columns of whole blocks that a chunk holds.
-template <class Type>
-constexpr int64_t kChunkColumns = kChunkRowBytes<Type> / Type::kBytes * Type::kColumns;
+alignas(64) static const uint8_t kZeros[kChunkRowBytes] = {};
 
 template <class Type>
 constexpr int64_t kActivationBytes = Type::kFloat ? sizeof(float) : sizeof(ActivationBlock);
@@ -44,16 +34,29 @@ template <class Type>
 constexpr int64_t kPieceBlocks = Type::kFloat ? kPieceVectors : 256 / Type::kColumns;
 constexpr int64_t kPieceBytes = 64 * kPieceVectors;
 
+// What of a matrix is computed at a time: groups that share the activations in cache, and of file rows so many bytes.
+struct Blocking {
+  int64_t groups;
+  int64_t chunk_row_bytes;
+};
+constexpr Blocking kFewTokens{8, kChunkRowBytes}, kManyFloats{16, kChunkRowBytes / 2};
+
+// Many tokens' activations of floats take much of the cache: narrower chunks of them serve more groups. One token's take
+// none, and rows of more groups, often a power of two apart, would meet in the same places of it.
+template <class Type>
+static FI_INLINE Blocking blocking(int64_t tokens) {
+  if (tokens == 1) return {Type::kFloat ? kOneTokenGroups : 1, kChunkRowBytes};
+  return Type::kFloat && tokens >= kManyTokens<Type> ? kManyFloats : kFewTokens;
+}
+
 // A thread's share of memory.
 struct Scratch {
-  static constexpr size_t kInterleavedBytes = kGroupRows * kGroupBlock<Q8_0> * kChunkRowBytes<Q8_0>;
+  static constexpr size_t kInterleavedBytes = kGroupRows * kFewTokens.groups * kFewTokens.chunk_row_bytes;
   static constexpr size_t kUnpackedBytes = kTileGroups * kPieceBytes;
-  static constexpr size_t kSumsBytes = sizeof(float) * kGroupBlock<F32> * kTokenBlock * kLanes;
-  static constexpr int64_t kRoundedValues = kTokenBlock * kChunkColumns<BF16>;
-  static constexpr size_t kRoundedBytes = sizeof(float) * kRoundedValues;
+  static constexpr size_t kSumsBytes = sizeof(float) * kManyFloats.groups * kTokenBlock * kLanes;
+  static constexpr int64_t kRoundedValues = kTokenBlock * kManyFloats.chunk_row_bytes / BF16::kBytes;
+  static constexpr size_t kRoundedBytes = BF16::kRoundedBytes * kRoundedValues;
   static constexpr size_t kBytes = kInterleavedBytes + kUnpackedBytes + kSumsBytes + kRoundedBytes;
-
-  static_assert(kGroupBlock<F32> * kChunkRowBytes<F32> <= kGroupBlock<Q8_0> * kChunkRowBytes<Q8_0>);
 
   uint8_t* interleaved;
   uint8_t* unpacked;
@@ -77,17 +80,18 @@ static FI_INLINE int64_t interleave_some(Rows16 rows, [[maybe_unused]] int64_t b
 }
 
 // `blocks` blocks of `rows` file rows, row_bytes apart, to interleaved ones; the rows that a group lacks are zero.
-// At most kMaxChunkRowBytes of each row; `left` are the bytes from here to the row's end. Sixteen short runs are more than
-// the processor foresees: the next chunk, at a row's end the next group's first, is fetched into the second level ahead.
+// At most kChunkRowBytes of each row; `left` are the bytes from here to the row's end. Sixteen short runs are more than the
+// processor foresees: the next chunk of `chunk` bytes, at a row's end the next group's first, is fetched into the second
+// level ahead.
 template <class Type>
 static void interleave_chunk(const uint8_t* source, int64_t row_bytes, int64_t left, int64_t rows, int64_t blocks,
-                             uint8_t* out) {
+                             uint8_t* out, int64_t chunk = kChunkRowBytes) {
   const uint8_t* at[kLanes];
   for (int row = 0; row < kLanes; ++row) at[row] = row < rows ? source + row * row_bytes : kZeros;
   int64_t line = 0;
   for (int64_t start = 0, end = blocks * Type::kBytes; start < end;) {
     for (; line < start + Type::kBytes; line += 64) {
-      const int64_t ahead = line + kChunkRowBytes<Type>;
+      const int64_t ahead = line + chunk;
       const int64_t jump = ahead < left ? ahead : ahead + (kGroupRows - 1) * row_bytes;
       for (int row = 0; row < kLanes; ++row) prefetch(at[row] + jump - start);
     }
@@ -101,8 +105,9 @@ static void interleave_chunk(const uint8_t* source, int64_t row_bytes, int64_t l
 template <class Type>
 static void interleave(const uint8_t* source, int64_t rows, int64_t columns, uint8_t* out) {
   const int64_t row_bytes = columns / Type::kColumns * Type::kBytes;
-  for (int64_t column = 0; column < columns; column += kChunkColumns<Type>) {
-    const int64_t chunk = columns - column < kChunkColumns<Type> ? columns - column : kChunkColumns<Type>;
+  constexpr int64_t kMost = kChunkRowBytes / Type::kBytes * Type::kColumns;
+  for (int64_t column = 0; column < columns; column += kMost) {
+    const int64_t chunk = columns - column < kMost ? columns - column : kMost;
     const int64_t start = column / Type::kColumns * Type::kBytes, blocks = chunk / Type::kColumns;
     interleave_chunk<Type>(source + start, row_bytes, row_bytes - start, rows, blocks, out + kGroupRows * start);
   }
@@ -209,19 +214,20 @@ static void add_many(const Tile& t, uint8_t* unpacked) {
 
 // Interleaved weights are taken in runs as long as the activations of that many columns stay in cache.
 template <class Type>
-static int64_t columns_at_once(const LinearJob& job, int64_t tokens) {
-  if (!job.interleaved) return kChunkColumns<Type>;
-  if constexpr (Type::kFloat) return Scratch::kRoundedValues / tokens / kActivationValues * kActivationValues;
-  return tokens <= kMaxTile ? job.columns : kChunkColumns<Type>;
+static int64_t columns_at_once(const LinearJob& job, int64_t tokens, int64_t chunk_row_bytes) {
+  if (Type::kFloat && job.interleaved) return Scratch::kRoundedValues / tokens / kActivationValues * kActivationValues;
+  if (job.interleaved && tokens <= kMaxTile) return job.columns;
+  return chunk_row_bytes / Type::kBytes * Type::kColumns;
 }
 
-// Up to kGroupBlock groups and kTokenBlock tokens, by chunks of columns.
+// Some groups and up to kTokenBlock tokens, by chunks of columns.
 template <class Type>
 static void linear_tile(const LinearJob& job, int64_t first_group, int64_t groups, int64_t first_token, int64_t tokens,
                         const Scratch& scratch) {
   std::memset(scratch.sums, 0, sizeof(float) * static_cast<size_t>(groups * tokens * kLanes));
   const int64_t row_bytes = job.columns / Type::kColumns * Type::kBytes, row = first_group * kGroupRows;
-  const int64_t step = columns_at_once<Type>(job, tokens);
+  const int64_t chunk_row_bytes = blocking<Type>(job.tokens).chunk_row_bytes;
+  const int64_t step = columns_at_once<Type>(job, tokens, chunk_row_bytes);
   for (int64_t column = 0; column < job.columns; column += step) {
     const int64_t blocks = (job.columns - column < step ? job.columns - column : step) / Type::kColumns;
     const int64_t start = column / Type::kColumns * Type::kBytes;
@@ -230,10 +236,11 @@ static void linear_tile(const LinearJob& job, int64_t first_group, int64_t group
               job.x_stride_bytes, tokens, scratch.sums, tokens * kLanes};
     if (!job.interleaved) {
       tile.weights = scratch.interleaved;
-      tile.group_stride = kGroupRows * kChunkRowBytes<Type>;
+      tile.group_stride = kGroupRows * chunk_row_bytes;
       for (int64_t g = 0; g < groups; ++g)
         interleave_chunk<Type>(job.weights + (row + g * kGroupRows) * row_bytes + start, row_bytes, row_bytes - start,
-                               job.rows - row - g * kGroupRows, blocks, scratch.interleaved + g * tile.group_stride);
+                               job.rows - row - g * kGroupRows, blocks, scratch.interleaved + g * tile.group_stride,
+                               chunk_row_bytes);
     }
     if constexpr (kRounds<Type>) {
       const int64_t stride = step * Type::kRoundedBytes;
@@ -257,7 +264,7 @@ template <class Type>
 __attribute__((noinline)) static void linear_tiles(const LinearJob& job, int64_t first_group, int64_t last_group,
                                                    uint8_t* memory) {
   const Scratch scratch(memory);
-  const int64_t most = job.tokens == 1 && !Type::kFloat ? 1 : kGroupBlock<Type>;
+  const int64_t most = blocking<Type>(job.tokens).groups;
   for (int64_t group = first_group; group < last_group; group += most) {
     const int64_t groups = last_group - group < most ? last_group - group : most;
     for (int64_t token = 0; token < job.tokens; token += kTokenBlock) {
