@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <chrono>
@@ -63,16 +64,14 @@ const uint8_t* pointer(uintptr_t address, const char* name) {
 
 // Types and shapes are the same for every instruction set.
 const TypeKernels* any_type(int type_id) {
-  const LinearKernels& kernels = scalar_kernels().linear;
-  for (int i = 0; i < kernels.type_count; ++i)
-    if (kernels.types[i].id == type_id) return &kernels.types[i];
+  for (const TypeKernels& type : scalar_kernels().linear.types)
+    if (type.id == type_id) return &type;
   return nullptr;
 }
 
 std::vector<int> bind_supported_types() {
-  const LinearKernels& kernels = scalar_kernels().linear;
   std::vector<int> ids;
-  for (int i = 0; i < kernels.type_count; ++i) ids.push_back(kernels.types[i].id);
+  for (const TypeKernels& type : scalar_kernels().linear.types) ids.push_back(type.id);
   return ids;
 }
 
@@ -180,9 +179,15 @@ double bind_read_bandwidth(Context& context, uintptr_t address, int64_t size_byt
   return static_cast<double>(size_bytes) * repeats / elapsed.count();
 }
 
-double bind_port_rate(Context& context, bool floats) {
+double bind_port_rate(Context& context, const std::string& values) {
+  const PortKernels& kernels = context.kernels().ports;
+  const PortKernel kernel = values == "int8"       ? kernels.int8
+                            : values == "float32"  ? kernels.float32
+                            : values == "bfloat16" ? kernels.bf16
+                                                   : nullptr;
+  if (!kernel) refuse("values are int8, float32 or bfloat16, not '" + values + "'");
   nb::gil_scoped_release release;
-  return port_rate(context, floats);
+  return port_rate(context, kernel);
 }
 
 template <class Target>
@@ -220,8 +225,9 @@ void bind_linear(nb::module_& m) {
         "Rows as in the file at address source to float32 out [rows, at least columns].");
   m.def("read_bandwidth", bind_read_bandwidth, "ctx"_a, "address"_a, "size_bytes"_a, "repeats"_a,
         "Bytes per second at which all threads together read this memory and do nothing else.");
-  m.def("port_rate", bind_port_rate, "ctx"_a, "floats"_a,
-        "Operations per second of all threads' multiply instructions alone, int8 or float32, two per multiply-add.");
+  m.def("port_rate", bind_port_rate, "ctx"_a, "values"_a,
+        "Operations per second of all threads' multiply instructions alone, two per multiply-add; values: 'int8',\n"
+        "'float32', or 'bfloat16', which are float32's where this instruction set has none of its own.");
 }
 
 }  // namespace flexinfer

@@ -68,41 +68,52 @@ static FI_INLINE void unpack_nibbles(const uint8_t* dwords, i32x16 w[8]) {
   }
 }
 
-// Floats, a block of one value: column after column of 16 rows, which weights() makes float32. interleave_run() takes
-// kRun columns at once. Where the type kRounds, activations are rounded to bfloat16 and the second column of a pair comes
-// first.
+// Floats, a block of one value: column after column of 16 rows. interleave() takes as many columns at once as it can, and
+// says how many; values() are 16 side by side, column() the first or second column of two. Where the type kRounds,
+// activations are rounded to bfloat16 and the second column of a pair comes first.
 struct F32 {
-  static constexpr int kId = 0, kColumns = 1, kBytes = 4, kRun = 4;
+  static constexpr int kId = 0, kColumns = 1, kBytes = 4;
   static constexpr bool kFloat = true, kRounds = false;
-  static FI_INLINE void interleave(Rows16 rows, uint8_t* out) { interleave_dword(rows, 0, out); }
-  static FI_INLINE void interleave_run(Rows16 rows, uint8_t* out) { interleave_dwords<1>(rows, 0, out); }
-  static FI_INLINE f32x16 weights(const uint8_t* column) { return as_f32(load64(column)); }
+  static FI_INLINE int64_t interleave(Rows16 rows, int64_t columns, uint8_t* out) {
+    if (columns >= 4) return interleave_dwords<1>(rows, 0, out), 4;
+    return interleave_dword(rows, 0, out), 1;
+  }
+  static FI_INLINE f32x16 values(const uint8_t* from) { return as_f32(load64(from)); }
+  template <int Which> static FI_INLINE f32x16 column(const uint8_t* pair) { return values(pair + 64 * Which); }
 };
 
-struct Halves {
-  static constexpr int kColumns = 1, kBytes = 2, kRun = 8;
-  static constexpr bool kFloat = true;
-  static FI_INLINE void interleave(Rows16 rows, uint8_t* out) { interleave_half(rows, 0, out); }
-  static FI_INLINE void interleave_run(Rows16 rows, uint8_t* out) {
+struct F16 {
+  static constexpr int kId = 1, kColumns = 1, kBytes = 2;
+  static constexpr bool kFloat = true, kRounds = false;
+  static FI_INLINE int64_t interleave(Rows16 rows, int64_t columns, uint8_t* out) {
+    if (columns < 8) return interleave_half(rows, 0, out), 1;
     i32x16 pairs[4];
     transpose_dwords(rows, 0, pairs);
     for (int e = 0; e < 4; ++e) {
       store_u16(out + 64 * e, pairs[e]);
       store_u16(out + 64 * e + 32, shr<16>(pairs[e]));
     }
+    return 8;
   }
+  static FI_INLINE f32x16 values(const uint8_t* from) { return load_f16(from); }
+  template <int Which> static FI_INLINE f32x16 column(const uint8_t* pair) { return values(pair + 32 * Which); }
 };
 
-struct F16 : Halves {
-  static constexpr int kId = 1;
-  static constexpr bool kRounds = false;
-  static FI_INLINE f32x16 weights(const uint8_t* column) { return load_f16(column); }
-};
-
-struct BF16 : Halves {
-  static constexpr int kId = 30;
-  static constexpr bool kRounds = true;
-  static FI_INLINE f32x16 weights(const uint8_t* column) { return as_f32(shl<16>(load_u16(column))); }
+// Two columns of a row stay together, as instructions take them; a last odd one lies by itself.
+struct BF16 {
+  static constexpr int kId = 30, kColumns = 1, kBytes = 2;
+  static constexpr bool kFloat = true, kRounds = true;
+  static constexpr int kRoundedBytes = 4;  // an activation, once rounded
+  static FI_INLINE int64_t interleave(Rows16 rows, int64_t columns, uint8_t* out) {
+    if (columns >= 8) return interleave_dwords<1>(rows, 0, out), 8;
+    if (columns >= 2) return interleave_dword(rows, 0, out), 2;
+    return interleave_half(rows, 0, out), 1;
+  }
+  static FI_INLINE f32x16 values(const uint8_t* from) { return as_f32(shl<16>(load_u16(from))); }
+  template <int Which> static FI_INLINE f32x16 column(const uint8_t* pair) {
+    const i32x16 both = load64(pair);
+    return as_f32(Which ? bit_and(both, set1_i32(-0x10000)) : shl<16>(both));
+  }
 };
 
 struct Q4_0 {

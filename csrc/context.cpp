@@ -2,30 +2,41 @@
 
 #include <new>
 #include <stdexcept>
+#include <string_view>
 
 namespace flexinfer {
 namespace {
 
 struct Isa {
   const char* name;
-  const KernelTable& kernels;
+  const KernelTable* kernels;
 };
 
-// All that this build has and this processor runs, the best last.
-std::vector<Isa> available() {
-  std::vector<Isa> isas{{"scalar", scalar_kernels()}};
+std::vector<Isa> find_available() {
+  std::vector<Isa> isas{{"scalar", &scalar_kernels()}};
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
-    isas.push_back({"avx2", avx2_kernels()});
+    isas.push_back({"avx2", &avx2_kernels()});
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni"))
-    isas.push_back({"avx512", avx512_kernels()});
+    isas.push_back({"avx512", &avx512_kernels()});
+  if (isas.back().name == std::string_view("avx512") && __builtin_cpu_supports("avx512bf16")) {
+    const KernelTable& kernels = avx512bf16_kernels();
+    const bool pays = dots_pay(kernels.ports.bf16, kernels.ports.float32);
+    isas.insert(pays ? isas.end() : isas.end() - 1, Isa{"avx512bf16", &kernels});
+  }
 #endif
   return isas;
 }
 
+// All that this build has and this processor runs, the best last; the same as long as the process lives.
+const std::vector<Isa>& available() {
+  static const std::vector<Isa> isas = find_available();
+  return isas;
+}
+
 Isa choose(const std::optional<std::string>& name) {
-  const std::vector<Isa> isas = available();
+  const std::vector<Isa>& isas = available();
   if (!name) return isas.back();
   std::string names;
   for (const Isa& isa : isas) {
@@ -69,7 +80,11 @@ void* Scratch::reserve(size_t bytes) {
 }
 
 Context::Context(int threads, const std::optional<std::string>& isa)
-    : isa_(choose(isa).name), kernels_(choose(isa).kernels), fetches_ahead_(is_intel()), scratch_(at_least_one(threads)), pool_(threads) {}
+    : isa_(choose(isa).name),
+      kernels_(*choose(isa).kernels),
+      fetches_ahead_(is_intel()),
+      scratch_(at_least_one(threads)),
+      pool_(threads) {}
 
 size_t Context::scratch_bytes() const {
   const std::lock_guard turn(turn_);

@@ -18,8 +18,9 @@ struct KernelTable {
 
 const KernelTable& scalar_kernels();
 #if defined(__x86_64__)
-const KernelTable& avx2_kernels();    // with FMA and F16C; the caller asks the processor first
-const KernelTable& avx512_kernels();  // F, BW, VL, DQ and VNNI; the same
+const KernelTable& avx2_kernels();        // with FMA and F16C; the caller asks the processor first
+const KernelTable& avx512_kernels();      // F, BW, VL, DQ and VNNI; the same
+const KernelTable& avx512bf16_kernels();  // and BF16
 #endif
 
 }  // namespace flexinfer

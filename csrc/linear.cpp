@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 
 #include "context.h"
 
@@ -35,9 +36,9 @@ int64_t groups_per_task(const Context& context, int64_t groups, int64_t group_by
 
 const TypeKernels* find_type(const Context& context, int type_id) {
   const LinearKernels& kernels = context.kernels().linear;
-  const TypeKernels* end = kernels.types + kernels.type_count;
-  const TypeKernels* type = std::find_if(kernels.types, end, [=](const TypeKernels& t) { return t.id == type_id; });
-  return type == end ? nullptr : type;
+  const auto* type = std::find_if(std::begin(kernels.types), std::end(kernels.types),
+                                  [=](const TypeKernels& t) { return t.id == type_id; });
+  return type == std::end(kernels.types) ? nullptr : type;
 }
 
 int64_t activation_bytes(int64_t columns) {

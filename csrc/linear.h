@@ -13,6 +13,7 @@ namespace flexinfer {
 
 constexpr int64_t kGroupRows = 16;
 constexpr int64_t kActivationValues = 32;
+constexpr int kBlockTypes = 16;  // that have kernels
 
 // 32 activations: value[i] = scale · q[i]. The sums, stored negated, fold weight offsets in exactly; in two parts, as the
 // halves of a dword of products have them: those of the first and second of every four q, and of the others. Minima take
@@ -56,8 +57,7 @@ struct TypeKernels {
 };
 
 struct LinearKernels {
-  const TypeKernels* types;
-  int type_count;
+  TypeKernels types[kBlockTypes];
   size_t scratch_bytes;
   void (*quantize)(const float* x, int64_t columns, ActivationBlock* out);
   uint32_t (*read)(const uint8_t* memory, int64_t bytes);  // touches every cache line; the result keeps the reads alive

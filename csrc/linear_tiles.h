@@ -163,10 +163,10 @@ static void accumulate_floats(const uint8_t* column, int64_t group_stride, int64
   f32x16 acc[kGroups * kTokens];
   FI_UNROLL
   for (int i = 0; i < kGroups * kTokens; ++i) acc[i] = load(sums + i / kTokens * sum_stride + i % kTokens * kLanes);
-  const auto multiply = [&](int i) {
+  const auto multiply = [&](int i, const auto& weights) {
     f32x16 w[kGroups];
     FI_UNROLL
-    for (int g = 0; g < kGroups; ++g) w[g] = Type::weights(column + g * group_stride + i * kColumnBytes);
+    for (int g = 0; g < kGroups; ++g) w[g] = weights(column + g * group_stride);
     FI_UNROLL
     for (int t = 0; t < kTokens; ++t) {
       const f32x16 value = set1(reinterpret_cast<const float*>(x + t * x_stride)[i]);
@@ -174,15 +174,16 @@ static void accumulate_floats(const uint8_t* column, int64_t group_stride, int64
       for (int g = 0; g < kGroups; ++g) acc[g * kTokens + t] = fma(w[g], value, acc[g * kTokens + t]);
     }
   };
+  constexpr int kFirst = Type::kRounds, kSecond = 1 - kFirst;
   for (; columns >= 2; columns -= 2, column += 2 * kColumnBytes, x += 2 * sizeof(float)) {
     if constexpr (kAhead) {
       FI_UNROLL
       for (int g = 0; g < kGroups; ++g) prefetch_stream(column + g * group_stride, 2 * kColumnBytes);
     }
-    multiply(Type::kRounds);
-    multiply(!Type::kRounds);
+    multiply(kFirst, [](const uint8_t* pair) { return Type::template column<kFirst>(pair); });
+    multiply(kSecond, [](const uint8_t* pair) { return Type::template column<kSecond>(pair); });
   }
-  if (columns > 0) multiply(0);
+  if (columns > 0) multiply(0, [](const uint8_t* last) { return Type::values(last); });
   FI_UNROLL
   for (int i = 0; i < kGroups * kTokens; ++i) store(sums + i / kTokens * sum_stride + i % kTokens * kLanes, acc[i]);
 }
@@ -217,15 +218,18 @@ static FI_INLINE uint8_t* unpack_span(const uint8_t* block, int span, const type
 
 template <class Type>
 static void unpack_blocks(const uint8_t* block, int64_t blocks, uint8_t* out) {
-  for (; blocks > 0; --blocks, block += kGroupRows * Type::kBytes) {
-    if constexpr (Type::kFloat) {
-      prefetch_stream(block, kGroupRows * Type::kBytes);
-      store(reinterpret_cast<float*>(out), Type::weights(block));
-      out += 64;
-    } else {
+  constexpr int kBlockBytes = kGroupRows * Type::kBytes;
+  if constexpr (Type::kFloat) {
+    float* to = reinterpret_cast<float*>(out);
+    for (; blocks >= 2; blocks -= 2, block += 2 * kBlockBytes, to += 2 * kLanes) {
+      store(to, Type::template column<0>(block));
+      store(to + kLanes, Type::template column<1>(block));
+    }
+    if (blocks > 0) store(to, Type::values(block));
+  } else {
+    for (; blocks > 0; --blocks, block += kBlockBytes)
       for (int span = 0; span < Type::kColumns / Type::kSpan; ++span)
         out = unpack_span<Type>(block, span, Type::header(block, span), out);
-    }
   }
 }
 
@@ -252,7 +256,8 @@ struct Unpacked {
   static constexpr int kBytes = sizeof(float);
   static constexpr bool kRounds = Type::kRounds;
   // As an operand of each product it would be loaded once per token.
-  static FI_INLINE f32x16 weights(const uint8_t* column) { return as_f32(in_register(load64(column))); }
+  static FI_INLINE f32x16 values(const uint8_t* from) { return as_f32(in_register(load64(from))); }
+  template <int Which> static FI_INLINE f32x16 column(const uint8_t* pair) { return values(pair + 64 * Which); }
 };
 
 // Adds unpacked parts (columns, of floats) of groups that are group_stride apart.

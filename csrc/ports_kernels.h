@@ -29,21 +29,28 @@ static uint32_t port_int8(int64_t rounds) {
   return static_cast<uint32_t>(reduce_add(sum));
 }
 
-// As many independent sums as hide the latency of one.
-static uint32_t port_float32(int64_t rounds) {
-  constexpr int kSums = 4, kSteps = kPortOperations / (2 * kLanes * kSums);
-  alignas(64) float values[kSums] = {1.0f, 0.5f, 0.25f, 0.125f};
-  const f32x16 w = set1(1e-9f);
-  f32x16 sums[kSums] = {w, w, w, w};
-  for (int64_t round = 0; round < rounds; ++round)
-    for (int step = 0; step < kSteps; ++step) {
-      asm volatile("" : : "r"(values) : "memory");
-      FI_UNROLL
-      for (int i = 0; i < kSums; ++i) sums[i] = fma(w, set1(values[i]), sums[i]);
-    }
-  return static_cast<uint32_t>(reduce_add(add(add(sums[0], sums[1]), add(sums[2], sums[3]))));
+// Steps of 2 · kProducts operations a lane, in as many independent sums as products have: they hide the latency of one.
+template <int kProducts, class F>
+static FI_INLINE uint32_t port_steps(int64_t rounds, const F& step) {
+  constexpr int kSums = kTileGroups * kFloatTileTokens;
+  constexpr int kSteps = kPortOperations / (2 * kProducts * kLanes * kSums);
+  uint32_t bits[2] = {0x30803080, 0x30803080};  // 1e-9, as float32 or as two bfloat16
+  asm volatile("" : : "r"(bits) : "memory");
+  const i32x16 w = broadcast32(bits), x = broadcast32(bits + 1);
+  f32x16 sums[kSums];
+  for (f32x16& sum : sums) sum = as_f32(w);
+  for (int64_t i = 0; i < rounds * kSteps; ++i) {
+    FI_UNROLL
+    for (f32x16& sum : sums) sum = step(sum, w, x);
+  }
+  for (int i = 1; i < kSums; ++i) sums[0] = add(sums[0], sums[i]);
+  return static_cast<uint32_t>(reduce_add(sums[0]));
 }
 
-static constexpr PortKernels kPortKernels{port_int8, port_float32};
+static uint32_t port_float32(int64_t rounds) {
+  return port_steps<1>(rounds, [](f32x16 sum, i32x16 w, i32x16 x) { return fma(as_f32(w), as_f32(x), sum); });
+}
+
+static constexpr PortKernels kPortKernels{port_int8, port_float32, port_float32};
 
 }  // namespace flexinfer::FI_NS

@@ -37,19 +37,21 @@ static FI_INLINE void quantize_block(const float* x, ActivationBlock* out) {
   out->minus_scaled_sum = out->scale * static_cast<float>(out->minus_sum[2][0] + out->minus_sum[2][1]);
 }
 
-static void quantize(const float* x, int64_t columns, ActivationBlock* out) {
+static inline void quantize(const float* x, int64_t columns, ActivationBlock* out) {
   for (int64_t i = 0; i < columns; i += kActivationValues) quantize_block(x + i, out++);
 }
 
-// To nearest even, as float32; what is not finite stays.
+// To nearest even, as float32; subnormals become zeros of their sign, what is not finite stays.
 static FI_INLINE f32x16 to_bf16(f32x16 x) {
   const i32x16 bits = as_i32(x), odd = bit_and(shr<16>(bits), set1_i32(1));
   const i32x16 rounded = bit_and(add(bits, add(odd, set1_i32(0x7fff))), set1_i32(-0x10000));
   const f32x16 size = as_f32(bit_and(bits, set1_i32(0x7fffffff)));
-  return select(less(size, set1(__builtin_inff())), as_f32(rounded), x);
+  const f32x16 zero = as_f32(bit_and(bits, set1_i32(INT32_MIN)));
+  const f32x16 finite = select(less(size, set1(0x1p-126f)), zero, as_f32(rounded));
+  return select(less(size, set1(__builtin_inff())), finite, x);
 }
 
-static void round_to_bf16(const float* x, int64_t columns, float* out) {
+static FI_INLINE void round_to_bf16(const float* x, int64_t columns, float* out) {
   int64_t i = 0;
   for (; i + kLanes <= columns; i += kLanes) store(out + i, to_bf16(load(x + i)));
   const int rest = static_cast<int>(columns - i);

@@ -59,7 +59,12 @@ def test_bounds_are_measured_on_every_instruction_set(isa: str) -> None:
         ctypes.memset(memory.address, 1, memory.size_bytes)
         bounds = measure_bounds(_kernels.Context(1, isa), memory, repeats=1)
     assert bounds.read_bytes_per_s > 0
-    assert bounds.int8_ops_per_s > 0 and bounds.float_ops_per_s > 0
+    assert min(bounds.int8_ops_per_s, bounds.float_ops_per_s, bounds.bf16_ops_per_s) > 0
+
+
+def test_only_known_values_have_a_bound() -> None:
+    with pytest.raises(ValueError, match="int8, float32 or bfloat16, not 'float64'"):
+        _kernels.port_rate(_kernels.Context(1), "float64")
 
 
 def test_caches_are_counted_once_each(tmp_path: Path) -> None:

@@ -106,27 +106,6 @@ def test_floats_in_any_number_of_columns(columns: int) -> None:
             assert_same_bits(product(ctx, w, x[:1], interleaved=interleaved), expected[:1])
 
 
-def test_bf16_rounds_activations_and_takes_pairs_second_first() -> None:
-    """Whatever an instruction set has: subnormals too, which bfloat16 instructions flush."""
-    rng = np.random.default_rng(5)
-    bits = rng.integers(0, 1 << 16, (2, 4096, 2), dtype=np.uint16)
-    bits &= np.uint16(0x9FFF)  # magnitudes below 2^-64: products at the end of float32's range
-    bits[1] ^= np.uint16(0x3F80)
-    w, x = (bits.astype(np.uint32) << 16).view(np.float32)
-    x = (x.view(np.uint32) | 0x8000).view(np.float32)  # half way to the next bfloat16
-    odd = x.view(np.uint32) & 0x10000
-    rounded = (x.view(np.uint32) + np.where(odd, 0x8000, -0x8000)).astype(np.uint32)
-    first, second = (w.astype(np.float64) * rounded.view(np.float32)).T
-    expected = (first + second.astype(np.float32)).astype(np.float32)
-    for isa in _kernels.available_isas():
-        ctx = _kernels.Context(1, isa)
-        y = [
-            product(ctx, Matrix(BF16, 1, 2, as_float_type(BF16, w[i : i + 1])), x[i : i + 1])
-            for i in range(len(w))
-        ]
-        assert_same_bits(np.array(y).reshape(-1), expected)
-
-
 @pytest.mark.parametrize("type_id", QUANTISED, ids=names)
 def test_extremes_neither_saturate_nor_overflow(type_id: int) -> None:
     """The largest weights and sub-scales of either sign against the largest activations."""

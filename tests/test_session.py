@@ -12,8 +12,9 @@ import pytest
 from cli_tools import flexinfer
 from engine_tools import locking, opened
 from factory import make_gguf
-from flexinfer import LLM, ReadError, SamplingParams
+from flexinfer import LLM, ReadError, SamplingParams, _kernels
 from flexinfer.executor.model import Model, open_model
+from flexinfer.executor.session import ISAS, kernel_context
 from flexinfer.memory.budget import resident_bytes
 from flexinfer.memory.ledger import Category
 from flexinfer.units import MiB
@@ -39,6 +40,18 @@ def tied(folder: Path) -> Path:
     """The head, 5,000 rows of it, is the embedding."""
     make_gguf(folder / "tied.gguf", "llama", tie_word_embeddings=True, vocab_size=5000, **SIZES)
     return folder / "tied.gguf"
+
+
+def test_the_instruction_set_is_the_best_or_the_last_up_to_a_cap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    available = _kernels.available_isas()
+    monkeypatch.delenv("FLEXINFER_ISA", raising=False)
+    assert kernel_context(1).isa == available[-1]
+    for cap in ISAS:
+        monkeypatch.setenv("FLEXINFER_ISA", cap)
+        allowed = ISAS[: ISAS.index(cap) + 1]
+        assert kernel_context(1).isa == max(set(allowed) & set(available), key=ISAS.index)
 
 
 def tokens(llm: LLM, count: int = 8) -> list[int]:

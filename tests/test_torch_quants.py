@@ -6,7 +6,7 @@ import torch
 from flexinfer import _kernels
 from flexinfer.ops.torch_quants import Unpacker
 from flexinfer.planner.tiles import UNPACKING_BYTES
-from kernel_matrices import TYPES, Matrix, assert_same_bits, names
+from kernel_matrices import BF16, TYPES, Matrix, assert_same_bits, names
 from torch_tools import MemoryMeter
 
 COLUMNS = 512
@@ -29,6 +29,12 @@ def test_values_are_those_of_gguf(type_id: int, interleaved: bool, rows: int) ->
         type_id, raw(matrix, interleaved), rows, COLUMNS, interleaved=interleaved
     )
     assert values.dtype == torch.float32
+    assert_same_bits(values.numpy(), matrix.dequantized())
+
+
+def test_a_last_odd_column_of_pairs() -> None:
+    matrix = Matrix.random(BF16, 39, 511)
+    values = Unpacker("cpu").rows(BF16, raw(matrix, True), 39, 511, interleaved=True)
     assert_same_bits(values.numpy(), matrix.dequantized())
 
 

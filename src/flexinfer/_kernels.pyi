@@ -221,7 +221,8 @@ def dequantize(type_id: int, source: int, rows: int, columns: int, out: _Floats)
 def read_bandwidth(ctx: Context, address: int, size_bytes: int, repeats: int) -> float:
     """Bytes per second at which the context's threads only read this memory: the bound."""
 
-def port_rate(ctx: Context, floats: bool) -> float:
+def port_rate(ctx: Context, values: str) -> float:
     """Operations per second (two per multiply-add) of the context's threads doing nothing but
-    multiply, int8 or float32, on operands at hand: what the processor's ports give.
+    multiply, on operands at hand: what the processor's ports give. ValueError for values other
+    than "int8", "float32" and "bfloat16", which are float32's where a set has none of its own.
     """

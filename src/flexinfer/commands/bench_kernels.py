@@ -119,11 +119,17 @@ def _better(a: Bounds, b: Bounds) -> Bounds:
         max(a.read_bytes_per_s, b.read_bytes_per_s),
         max(a.int8_ops_per_s, b.int8_ops_per_s),
         max(a.float_ops_per_s, b.float_ops_per_s),
+        max(a.bf16_ops_per_s, b.bf16_ops_per_s),
     )
 
 
-def _ops_bound(kind: BlockType, bounds: Bounds) -> float:
-    return bounds.float_ops_per_s if kind.name in FLOAT_TYPES else bounds.int8_ops_per_s
+def _ops_bound(kind: BlockType, bounds: Bounds) -> tuple[str, float]:
+    """What is multiplied, and how many operations a second that gives at most."""
+    if kind.name == "BF16":
+        return "bfloat16", bounds.bf16_ops_per_s
+    if kind.name in FLOAT_TYPES:
+        return "float32", bounds.float_ops_per_s
+    return "int8", bounds.int8_ops_per_s
 
 
 def _heading(head: dict[str, Any]) -> list[str]:
@@ -138,10 +144,10 @@ def _heading(head: dict[str, Any]) -> list[str]:
 
 def _table(kind: BlockType, rates: Sequence[ProductRate], bounds: Bounds) -> list[str]:
     """A line per number of tokens, locked beside streamed."""
-    floats = "float32" if kind.name in FLOAT_TYPES else "int8"
+    values, most = _ops_bound(kind, bounds)
     title = (
         f"{kind.name}: read {bytes_rate(bounds.read_bytes_per_s)}, "
-        f"multiply {_ops_bound(kind, bounds) / 1e9:.0f} GOP/s {floats}"
+        f"multiply {most / 1e9:.0f} GOP/s {values}"
     )
     columns = ["GB/s", "%", "GOP/s", "%", "±"]
     lines = [["tokens", "locked", *columns, "streamed", *columns]]
@@ -159,7 +165,7 @@ def _cells(rate: ProductRate, bounds: Bounds) -> list[str]:
         f"{rate.bytes_per_s / 1e9:.2f}",
         f"{100 * rate.bytes_per_s / bounds.read_bytes_per_s:.0f}",
         f"{rate.ops_per_s / 1e9:.0f}",
-        f"{100 * rate.ops_per_s / _ops_bound(rate.kind, bounds):.0f}",
+        f"{100 * rate.ops_per_s / _ops_bound(rate.kind, bounds)[1]:.0f}",
         f"{100 * (rate.times.median_s / rate.times.best_s - 1):.0f} %",
     ]
 

@@ -79,6 +79,7 @@ class Bounds:
     read_bytes_per_s: float
     int8_ops_per_s: float
     float_ops_per_s: float
+    bf16_ops_per_s: float
 
 
 def measure_bounds(context: _kernels.Context, memory: Region, repeats: int = 3) -> Bounds:
@@ -89,8 +90,9 @@ def measure_bounds(context: _kernels.Context, memory: Region, repeats: int = 3) 
 
     return Bounds(
         best(lambda: _kernels.read_bandwidth(context, memory.address, memory.size_bytes, 1)),
-        best(lambda: _kernels.port_rate(context, floats=False)),
-        best(lambda: _kernels.port_rate(context, floats=True)),
+        best(lambda: _kernels.port_rate(context, "int8")),
+        best(lambda: _kernels.port_rate(context, "float32")),
+        best(lambda: _kernels.port_rate(context, "bfloat16")),
     )
 
 

@@ -36,25 +36,27 @@ from flexinfer.streaming.prefetcher import Prefetcher, SerialStream, Stream
 from flexinfer.streaming.reader import Reader
 from flexinfer.streaming.ring import Ring
 
-ISAS = ("scalar", "avx2", "avx512")  # each faster than those before it
+ISAS = ("scalar", "avx2", "avx512", "avx512bf16")  # each with all that those before it have
 Progress = Callable[[str, int, int], None]  # phase, done, of how many
 
 
 def kernel_context(threads: int) -> _kernels.Context:
-    """The kernels on `threads` threads, in the best instruction set here up to FLEXINFER_ISA.
+    """The kernels on `threads` threads, in the best instruction set here, or the last one up to
+    FLEXINFER_ISA.
 
     Raises OptionError for a name that is none, and for more threads than there may be.
     """
-    cap = os.environ.get("FLEXINFER_ISA") or ISAS[-1]
+    cap = os.environ.get("FLEXINFER_ISA") or None
     available = _kernels.available_isas()
-    if cap not in ISAS:
+    if cap is not None and cap not in ISAS:
         raise OptionError(
             f"FLEXINFER_ISA is {cap!r}; available here: {', '.join(available)}",
             "unset FLEXINFER_ISA, or set it to one of these",
         )
-    allowed = [isa for isa in ISAS[: ISAS.index(cap) + 1] if isa in available]
+    if cap is not None:
+        available = [isa for isa in ISAS[: ISAS.index(cap) + 1] if isa in available]
     try:
-        return _kernels.Context(threads, allowed[-1])
+        return _kernels.Context(threads, available[-1])
     except RuntimeError as error:
         raise OptionError(
             f"{threads} threads cannot be started: {error}", "give fewer --threads, see `ulimit -u`"

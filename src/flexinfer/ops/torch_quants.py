@@ -53,6 +53,8 @@ class Unpacker:
 
     def _in_file_order(self, name: str, data: Tensor, block_bytes: int) -> Tensor:
         """Interleaved groups [groups, bytes] to rows [16 * groups, row bytes]."""
+        if name == "BF16":
+            return _pairs_in_file_order(data)
         if name in _FLOATS:  # a block is one value: units of it are moved, not bytes
             values = data.view(_FLOATS[name]).view(data.shape[0], -1, GROUP_ROWS)
             rows = values.transpose(1, 2).contiguous().view(torch.uint8)
@@ -89,9 +91,6 @@ _HALF = [(0, 2)]
 _HALVES = [(0, 2), (2, 2)]
 _SIX_BITS = [*_HALVES, *_dwords(4, 3)]
 _UNITS: dict[str, Units] = {
-    "F32": [(0, 4)],
-    "F16": _HALF,
-    "BF16": _HALF,
     "Q4_0": [*_HALF, *_dwords(2, 4)],
     "Q4_1": [*_HALVES, *_dwords(4, 4)],
     "Q5_0": [*_HALF, *_dwords(2, 5)],
@@ -121,6 +120,19 @@ _UNITS: dict[str, Units] = {
 # Where bits change places within bytes, too: the fifth bits of 32 values, a bit each of 256 values.
 _FIFTHS_AT = {"Q5_0": 2, "Q5_1": 4}
 _BITS_AT = {"Q3_K": 0, "Q5_K": 16}
+
+
+def _pairs_in_file_order(groups: Tensor) -> Tensor:
+    """Values of two bytes, two of a row side by side, a last odd one alone: rows [16 * groups, row
+    bytes].
+    """
+    row_bytes = groups.shape[1] // GROUP_ROWS
+    pairs = groups[:, : row_bytes // 4 * 4 * GROUP_ROWS].view(torch.int32)
+    rows = pairs.view(len(groups), -1, GROUP_ROWS).transpose(1, 2).contiguous().view(torch.uint8)
+    if row_bytes % 4:
+        last = groups[:, -2 * GROUP_ROWS :].reshape(len(groups), GROUP_ROWS, 2)
+        rows = torch.cat((rows, last), 2)
+    return rows.view(-1, row_bytes)
 
 
 def _byte_order(name: str, block_bytes: int) -> Any:
