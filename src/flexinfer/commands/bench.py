@@ -5,6 +5,7 @@ Each of several budgets runs in a process of its own: a process's peak of memory
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 from dataclasses import asdict
@@ -26,6 +27,7 @@ from flexinfer.planner.machines import EMULATED
 from flexinfer.units import format_bytes
 
 EXIT_CRASHED = 1
+ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 LABELS = ("device", "emulated")  # of a run, the same in every repeat
 COLUMNS = (
     ("budget", 8),
@@ -46,6 +48,7 @@ def bench(args: argparse.Namespace, console: Console) -> int:
     if args.model is None:
         raise OptionError("bench needs a MODEL, or --kernels")
     if args.child:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # a parent's block is inherited
         run, code = _here(args, console)
         print(json.dumps(run))
         return code
@@ -100,8 +103,16 @@ def _in_child(args: argparse.Namespace, path: str, ram: int | None) -> tuple[dic
         "--verbose": args.verbose,
     }
     command += [name for name, on in switches.items() if on]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+    # Told to end while the child starts, we would leave it behind: signals wait until it is ours.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE)
+    except BaseException:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        raise
+    with child:
         try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             output, _ = child.communicate()
         except BaseException:
             child.kill()

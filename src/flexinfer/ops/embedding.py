@@ -56,8 +56,8 @@ class EmbeddingRows:
         self._identity.check(table.path, self._fd)
 
     def _ask_for(self, ids: set[int]) -> None:
-        """So that rows that are on the disk come side by side, not one after the other. Advice: what
-        a file system makes of it shows when the rows are read.
+        """So that rows that are on the disk come side by side, not one after the other. It is only
+        advice: what comes of it shows when the rows are read.
         """
         table = self._table
         for row in ids:
