@@ -1,12 +1,13 @@
 """Tokens per second over the budget: each policy, prefetch on and off, llama.cpp beside, the bound.
 
     python benchmarks/budget_sweep.py MODEL.gguf [--percent 5 15 25 50 75 90] [--llamacpp PYTHON]
-        [--candidates NAME ...] [--minutes 60] [--rounds 3] [--json FILE | --resume FILE]
-        [--plot FILE] [--report FILE]
+        [--candidates NAME ...] [--disk 1GB] [--minutes 60] [--rounds 3]
+        [--json FILE | --resume FILE] [--plot FILE] [--report FILE]
 
 A budget is that percentage of the file and `--base` (0.7 GB), as `--ram` and as the limit of a
 memory control group (needs root). The candidates of one budget run one after the other, in rounds,
-so that a drift of the machine meets all alike; figures are medians. The bound is the longer of
+so that a drift of the machine meets all alike; figures are medians. `--disk` holds the disk at a
+rate (cgroup version 1), where its own would drift. The bound is the longer of
 computing alone and of the bytes that `rows` streams over the bare bandwidth, measured before and
 after every run. Results are saved as they come: `--resume` goes on with a run that was killed,
 `--report` only prints (and plots) what a file has.
