@@ -40,7 +40,7 @@ class Context {
   int threads() const { return pool_.threads(); }
   const KernelTable& kernels() const { return kernels_; }
   const std::string& isa() const { return isa_; }
-  // Intel's processors read a third more of memory where a product for one or two tokens fetches ahead, AMD's less.
+  // Intel's processors read a quarter more of memory where a product for one or two tokens fetches ahead, AMD's less.
   bool fetches_ahead() const { return fetches_ahead_; }
   size_t scratch_bytes() const;
 

@@ -8,6 +8,8 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from statistics import median
 from typing import Any
@@ -27,7 +29,7 @@ from flexinfer.planner.machines import EMULATED
 from flexinfer.units import format_bytes
 
 EXIT_CRASHED = 1
-ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LABELS = ("device", "emulated")  # of a run, the same in every repeat
 COLUMNS = (
     ("budget", 8),
@@ -48,7 +50,6 @@ def bench(args: argparse.Namespace, console: Console) -> int:
     if args.model is None:
         raise OptionError("bench needs a MODEL, or --kernels")
     if args.child:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # a parent's block is inherited
         run, code = _here(args, console)
         print(json.dumps(run))
         return code
@@ -103,19 +104,16 @@ def _in_child(args: argparse.Namespace, path: str, ram: int | None) -> tuple[dic
         "--verbose": args.verbose,
     }
     command += [name for name, on in switches.items() if on]
-    # Told to end while the child starts, we would leave it behind: signals wait until it is ours.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-    try:
-        child = subprocess.Popen(command, stdout=subprocess.PIPE)
-    except BaseException:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        raise
-    with child:
+    child = None
+    with _held_back() as release:  # told to end while the child starts, we would leave it behind
         try:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            child = subprocess.Popen(command, stdout=subprocess.PIPE)
+            release()
             output, _ = child.communicate()
         except BaseException:
-            child.kill()
+            if child is not None:
+                child.kill()
+                child.communicate()
             raise
     asked: dict[str, Any] = {"budget_bytes": ram}
     if child.returncode < 0:
@@ -126,6 +124,29 @@ def _in_child(args: argparse.Namespace, path: str, ram: int | None) -> tuple[dic
     if not output:
         return asked | {"error": "the run failed", "hint": "see above"}, child.returncode
     return asked | json.loads(output), child.returncode
+
+
+@contextmanager
+def _held_back() -> Iterator[Callable[[], None]]:
+    """What tells us to end waits for a call of what this yields. A mask would not do: another
+    thread's would let the signal through.
+    """
+    arrived: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in ENDING}
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+
+    def release() -> None:
+        while handlers:
+            signal.signal(*handlers.popitem())
+        while arrived:
+            signal.raise_signal(arrived.pop())
+
+    for number in handlers:
+        signal.signal(number, lambda number, frame: arrived.append(number))
+    try:
+        yield release
+    finally:
+        release()
 
 
 def _here(args: argparse.Namespace, console: Console) -> tuple[dict[str, Any], int]:
