@@ -8,9 +8,10 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 from candidates import BARE_BYTES, CANDIDATES, MMAP_TOKENS, Candidate, Run, measure
@@ -177,8 +178,16 @@ def shape_of(path: Path) -> Shape:
 
 
 def sweep_model(record: Record, target: Path, path: Path, args: argparse.Namespace) -> ModelRecord:
-    """The model at all budgets, on a disk that is held at `--disk` where that is given."""
-    with held_disk(path, args.disk) if args.disk else nullcontext():
+    """The model at all budgets, on a disk that is held at `--disk` where that is given.
+
+    All runs plan by one profile, taken first: by a look of their own each would choose its ring,
+    and so lock other bytes, as the disk happened to be.
+    """
+    with ExitStack() as stack:
+        if args.disk:
+            stack.enter_context(held_disk(path, args.disk))
+        os.environ["XDG_CACHE_HOME"] = stack.enter_context(TemporaryDirectory(prefix="flexinfer-"))
+        run_json([sys.executable, "-m", "flexinfer", "profile", str(path), "--json", "--quiet"])
         return _sweep(record, target, path, args)
 
 

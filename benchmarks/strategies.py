@@ -8,9 +8,11 @@ No figure is of a real accelerator. The device is torch's CPU device paced to ra
 (FLEXINFER_ISA=scalar), so that the device is the faster as a real one is. Without MODEL it is a
 made one of 39 MB. Each workload is a prompt and an answer (one sequence: batch is 1), a link,
 and budgets; in each the papers' fixed strategies, two that change between the phases, and the
-planner's own choice are run, in turns. Predictions come from a look at host and device before each
-workload, as `flexinfer run` takes one; nothing is fitted. Each run is of a model just loaded. With
---json what was measured before is kept and not measured again.
+planner's own choice are run, in turns. Every turn begins with a look at host and device, as
+`flexinfer run` takes one, and plans and predicts by it; nothing is fitted. Each run is of a model
+just loaded. Figures, measured and predicted, are medians over the turns, and an error is the median
+of each turn's measured over predicted, less one: some processors change their speed for seconds
+at a time. With --json what was measured before is kept and not measured again.
 """
 
 import argparse
@@ -18,11 +20,11 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
-from statistics import median
+from statistics import median, mode
 from typing import Any
 
 os.environ["FLEXINFER_ISA"] = "scalar"
@@ -52,7 +54,9 @@ CHANGING: dict[str, dict[str, str]] = {
     "offload/cpu": {"prefill_strategy": "gpu-offload", "decode_strategy": "cpu"},
     "offload/half": {"prefill_strategy": "gpu-offload", "decode_strategy": "split:half"},
 }
-ALL = (*FIXED, *CHANGING, CHOSEN)
+STRATEGIES = FIXED | CHANGING | {CHOSEN: {}}
+TIMES = ("ttft_s", "tpot_s", "latency_s")
+FIGURES = (*TIMES, *(f"predicted_{what}" for what in TIMES))
 PROMPTS, ANSWERS = (8, 48), (4, 20)
 MEMORY = 2500  # MB/s of the device's
 NOTHING = {Category.INTERPRETER: 0, Category.TOKENIZER: 0}  # budgets count from 0, not from here
@@ -170,46 +174,46 @@ class Bench:
 
     def measure(self, case: Case, repeat: int) -> list[dict[str, Any]]:
         """A row for each strategy, or why there is none. They take turns, so that a drift of the
-        machine meets all alike.
+        machine meets all alike; each turn plans by a look of its own.
         """
-        planned: dict[str, Planned] = {}
-        rows: dict[str, dict[str, Any]] = {}
-        for name, strategy in ({CHOSEN: {}} | FIXED | CHANGING).items():
-            rows[name] = asdict(case) | {"strategy": name}
-            try:
-                planned[name] = self.plan(case, strategy)
-            except BudgetError as error:
-                rows[name]["refused"] = str(error)
-        runs: dict[str, list[tuple[float, float]]] = {name: [] for name in planned}
+        rows = {name: asdict(case) | {"strategy": name} for name in STRATEGIES}
+        runs: dict[str, list[dict[str, Any]]] = {name: [] for name in STRATEGIES}
         for turn in range(repeat):
-            for name in planned if turn % 2 == 0 else reversed(planned):
-                runs[name].append(self._run(case, planned[name]))
-        for name, times in runs.items():
-            rows[name] |= self._row(case, planned[name], times)
-        return [rows[name] for name in ALL]
+            self.look()
+            for name in STRATEGIES if turn % 2 == 0 else reversed(STRATEGIES):
+                try:
+                    planned = self.plan(case, STRATEGIES[name])
+                except BudgetError as error:
+                    rows[name]["refused"] = str(error)
+                else:
+                    runs[name].append(self._run(case, planned))
+        for name, found in runs.items():
+            if found:
+                rows[name].pop("refused", None)  # in some turn only
+                rows[name] |= {what: median(r[what] for r in found) for what in FIGURES}
+                rows[name] |= {
+                    f"{what}_error": median(r[what] / r[f"predicted_{what}"] for r in found) - 1
+                    for what in TIMES
+                }
+                rows[name] |= {"device": self.device, "turns": found}
+        return list(rows.values())
 
-    def _run(self, case: Case, planned: Planned) -> tuple[float, float]:
-        """TTFT and TPOT of one run."""
+    def _run(self, case: Case, planned: Planned) -> dict[str, Any]:
+        """One run: its plan, and its figures beside the predicted ones."""
         params = SamplingParams(max_tokens=case.new_tokens, ignore_end=True)
         prompt = [(17 * i + 3) % 300 + 3 for i in range(case.prompt_tokens)]
         with LLM.from_plan(self.model, planned) as llm:
             stats = llm.generate(prompt, params).stats
-        return stats.ttft_s, stats.tpot_s or 0.0
-
-    def _row(
-        self, case: Case, planned: Planned, times: Sequence[tuple[float, float]]
-    ) -> dict[str, Any]:
-        plan, more = planned.plan, case.new_tokens - 1
-        predicted = planned.prediction
+        part, predicted, more = planned.plan.device, planned.prediction, case.new_tokens - 1
+        tpot_s = stats.tpot_s or 0.0
         return {
-            "prefill": plan.device.prefill.name if plan.device else "cpu",
-            "decode": plan.device.decode.name if plan.device else "cpu",
-            "locked_layers": len(plan.device.locked_layers) if plan.device else 0,
-            "device_bytes": plan.device.total_bytes if plan.device else 0,
-            "device": self.machine.device.name if self.machine.device else None,
-            "ttft_s": median(ttft for ttft, _ in times),
-            "tpot_s": median(tpot for _, tpot in times),
-            "latency_s": median(ttft + more * tpot for ttft, tpot in times),
+            "prefill": part.prefill.name if part else "cpu",
+            "decode": part.decode.name if part else "cpu",
+            "locked_layers": len(part.locked_layers) if part else 0,
+            "device_bytes": part.total_bytes if part else 0,
+            "ttft_s": stats.ttft_s,
+            "tpot_s": tpot_s,
+            "latency_s": stats.ttft_s + more * tpot_s,
             "predicted_ttft_s": predicted.ttft_s,
             "predicted_tpot_s": predicted.tpot_s,
             "predicted_latency_s": predicted.ttft_s + more * predicted.tpot_s,
@@ -219,15 +223,12 @@ class Bench:
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Errors of all predictions, and how near the choice is to the best that was measured."""
     ran = [r for r in rows if "refused" not in r]
-    errors = {
-        what: [abs(r[what] / r[f"predicted_{what}"] - 1) for r in ran]
-        for what in ("ttft_s", "tpot_s", "latency_s")
-    }
+    errors = {what: [abs(r[f"{what}_error"]) for r in ran] for what in TIMES}
     by_case: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for r in ran:
         by_case.setdefault(tuple(r[f] for f in Case.__slots__), {})[r["strategy"]] = r
     by_ram = {
-        f"{share:g}": median(abs(r["tpot_s"] / r["predicted_tpot_s"] - 1) for r in found)
+        f"{share:g}": median(abs(r["tpot_s_error"]) for r in found)
         for share in sorted({r["ram_share"] for r in ran})
         if (found := [r for r in ran if r["ram_share"] == share])
     }
@@ -250,12 +251,15 @@ def _choice(cases: Iterable[dict[str, dict[str, Any]]], *, pooled: bool) -> dict
     for found in cases:
         if CHOSEN not in found:
             continue
-        same: dict[tuple[Any, ...], list[float]] = {}
-        for name, r in found.items():
-            same.setdefault(_plan_key(r) if pooled else (name,), []).append(r["latency_s"])
-        latency_s = {
-            name: median(same[_plan_key(r) if pooled else (name,)]) for name, r in found.items()
-        }
+        latency_s = {name: r["latency_s"] for name, r in found.items()}
+        if pooled:
+            same: dict[tuple[Any, ...], list[float]] = {}
+            for turn in (turn for r in found.values() for turn in r["turns"]):
+                same.setdefault(_plan_key(turn), []).append(turn["latency_s"])
+            latency_s = {
+                name: median(median(same[_plan_key(turn)]) for turn in r["turns"])
+                for name, r in found.items()
+            }
         over_best.append(latency_s[CHOSEN] / min(latency_s.values()) - 1)
         fixed = [s for name, s in latency_s.items() if name in FIXED]
         over_fixed.append(latency_s[CHOSEN] / min(fixed) - 1)
@@ -273,8 +277,8 @@ def _has(rows: list[dict[str, Any]], case: Case) -> bool:
     return any(asdict(case).items() <= r.items() for r in rows)
 
 
-def _plan_key(r: dict[str, Any]) -> tuple[Any, ...]:
-    return r["prefill"], r["decode"], r["locked_layers"], r["device_bytes"]
+def _plan_key(turn: dict[str, Any]) -> tuple[Any, ...]:
+    return turn["prefill"], turn["decode"], turn["locked_layers"], turn["device_bytes"]
 
 
 def table(rows: list[dict[str, Any]], head: str) -> Iterator[str]:
@@ -293,8 +297,9 @@ def table(rows: list[dict[str, Any]], head: str) -> Iterator[str]:
         if "refused" in r:
             yield f"{case}| does not fit | | | |"
             continue
+        phases = mode(f"{turn['prefill']} / {turn['decode']}" for turn in r["turns"])
         yield (
-            f"{case}| {r['prefill']} / {r['decode']} "
+            f"{case}| {phases} "
             f"| {r['ttft_s']:.3f} ({r['predicted_ttft_s']:.3f}) "
             f"| {1e3 * r['tpot_s']:.1f} ({1e3 * r['predicted_tpot_s']:.1f}) "
             f"| {r['latency_s']:.3f} |"

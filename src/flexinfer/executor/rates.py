@@ -13,7 +13,8 @@ from flexinfer.planner.placement import GROUP_ROWS
 
 COLUMNS = 4096
 MAX_ROWS = 16384
-MAX_OPERATIONS = 8 << 30  # of one product: a fraction of a second
+FIRST_ROWS = 64
+ENOUGH_S = 0.1  # of one product: with kernels that take longer fewer rows do
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,36 +110,30 @@ def measure_product(
     """Multiply whatever `memory` holds, which must have been touched; time does not depend on it.
 
     Every repeat takes the memory behind the last one's, so weights come from memory where the
-    region is larger than the caches. Few rows do where many tokens keep the processor computing.
+    region is larger than the caches. A first product of few rows says how many take ENOUGH_S.
     """
     row_bytes = kind.row_bytes(COLUMNS)
-    rows = min(memory.size_bytes // row_bytes, max_rows, MAX_OPERATIONS // (2 * COLUMNS * tokens))
-    rows = rows // GROUP_ROWS * GROUP_ROWS
-    assert rows > 0
+    most = min(memory.size_bytes // row_bytes, max_rows)
     x = np.ones((tokens, COLUMNS), np.float32)
     quantised = np.zeros((tokens, _kernels.activation_bytes(COLUMNS)), np.uint8)
-    out = np.zeros((tokens, rows), np.float32)
-    places = memory.size_bytes // (rows * row_bytes)
-    passes = iter(range(repeats))
 
-    def product() -> None:
-        address = memory.address + next(passes) % places * rows * row_bytes
-        _kernels.linear(
-            context,
-            kind.ggml_id,
-            locked,
-            address,
-            rows,
-            COLUMNS,
-            x,
-            quantised,
-            out,
-            0,
-            0,
-            None,
-        )
+    def times(rows: int, repeats: int) -> Times:
+        assert rows > 0
+        out = np.zeros((tokens, rows), np.float32)
+        places = memory.size_bytes // (rows * row_bytes)
+        passes = iter(range(repeats))
 
-    return ProductRate(kind, tokens, locked, rows, timed(product, repeats))
+        def product() -> None:
+            address = memory.address + next(passes) % places * rows * row_bytes
+            where = (kind.ggml_id, locked, address, rows, COLUMNS)
+            _kernels.linear(context, *where, x, quantised, out, 0, 0, None)
+
+        return timed(product, repeats)
+
+    few = min(most, FIRST_ROWS) // GROUP_ROWS * GROUP_ROWS
+    enough = int(few * ENOUGH_S / times(few, 1).best_s)
+    rows = max(few, min(most, enough) // GROUP_ROWS * GROUP_ROWS)
+    return ProductRate(kind, tokens, locked, rows, times(rows, repeats))
 
 
 def timed(call: Callable[[], object], repeats: int = 3) -> Times:
