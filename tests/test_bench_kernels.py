@@ -13,7 +13,7 @@ from factory import make_gguf
 from flexinfer import _kernels
 from flexinfer.arguments import parser
 from flexinfer.commands.bench_kernels import OF_MODELS, TOKENS
-from flexinfer.executor.rates import COLUMNS, Times, measure_bounds, measure_product
+from flexinfer.executor.rates import COLUMNS, FIRST_ROWS, Times, measure_bounds, measure_product
 from flexinfer.formats.quants import BLOCK_TYPES
 from flexinfer.memory import machine
 from flexinfer.memory.arena import Arena
@@ -28,8 +28,7 @@ Q4_0, F16 = BLOCK_TYPES[2], BLOCK_TYPES[1]
     [
         (Q4_0, 1, 4 * MiB // (COLUMNS // 32 * 18) // 16 * 16),  # all that the memory holds
         (F16, 1, 512),
-        (F16, 512, 512),
-        (Q4_0, 1024, 1024),  # 2^33 operations, no more
+        (F16, 64, 512),
     ],
 )
 def test_a_product_is_as_large_as_memory_and_time_allow(
@@ -45,6 +44,13 @@ def test_a_product_is_as_large_as_memory_and_time_allow(
     assert rate.weight_bytes == rows * kind.row_bytes(COLUMNS)
     assert rate.bytes_per_s == rate.weight_bytes / rate.times.best_s
     assert rate.ops_per_s == 2 * rows * COLUMNS * tokens / rate.times.best_s
+
+
+def test_few_rows_do_where_more_would_take_long() -> None:
+    with closing(Arena(4 * MiB)) as arena:
+        memory = arena.take(4 * MiB)
+        rate = measure_product(_kernels.Context(2, "scalar"), Q4_0, 2048, memory, repeats=1)
+    assert rate.rows == FIRST_ROWS
 
 
 def test_best_and_median_of_times() -> None:

@@ -80,10 +80,15 @@ def show(key: Key, profile: Profile, place: str | None) -> Iterator[str]:
         f"{host.glue.sweep_s * 1e6:.0f} µs a sweep"
     )
     yield ""
-    tokens = [count for count, _ in next(iter(host.kernels.values())).ops_per_s]
+    several = {name: rates.ops_per_s[1:] for name, rates in host.kernels.items()}
+    tokens = [count for count, _ in next(iter(several.values()))]
     rows = [("weights", "locked GB/s", "streamed", *(f"{n} tokens Gop/s" for n in tokens))]
     for name, rates in host.kernels.items():
-        numbers = (rates.bytes_per_s, rates.streamed_bytes_per_s, *(r for _, r in rates.ops_per_s))
+        numbers = (
+            rates.bytes_per_s,
+            rates.streamed_bytes_per_s,
+            *(r for _, r in rates.ops_per_s[1:]),
+        )
         rows.append((name, *(f"{number / 1e9:.3g}" for number in numbers)))
     yield from aligned(rows)
     yield ""

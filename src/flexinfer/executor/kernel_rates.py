@@ -37,7 +37,7 @@ class Bench:
 
 
 def kernel_rates(bench: Bench, kind: BlockType, tokens: Sequence[int]) -> KernelRates:
-    """At one token and at the ascending numbers `tokens`."""
+    """At one token and at the ascending numbers `tokens`, of more than one."""
 
     def found(count: int, locked: bool = True) -> ProductRate:
         return measure_product(
@@ -50,10 +50,10 @@ def kernel_rates(bench: Bench, kind: BlockType, tokens: Sequence[int]) -> Kernel
             repeats=bench.repeats,
         )
 
-    one = found(1).usual_bytes_per_s
-    streamed = found(1, locked=False).usual_bytes_per_s
-    points = tuple((count, found(count).usual_ops_per_s) for count in tokens)
-    return KernelRates(one, min(one, streamed), points)
+    one, streamed = found(1), found(1, locked=False).usual_bytes_per_s
+    points = ((1, one.usual_ops_per_s), *((n, found(n).usual_ops_per_s) for n in tokens))
+    bytes_per_s = one.usual_bytes_per_s
+    return KernelRates(bytes_per_s, min(bytes_per_s, streamed), points)
 
 
 def attention_rates(

@@ -18,6 +18,7 @@ from flexinfer.planner.placement import PlacedMatrix, Placement
 from flexinfer.planner.ring import RingPlan, sweep_seconds
 
 TILE_KEYS = 64  # keys that the attention kernel scores together
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,13 @@ class Cost:
 
 
 def overlapped(compute_s: float, memory_s: float) -> Cost:
-    """Arithmetic and memory at the same time: the longer counts."""
-    return Cost(compute_s, 0.0) if compute_s > memory_s else Cost(0.0, memory_s)
+    """Arithmetic and memory at the same time: the longer counts.
+
+    A product of one token that was measured is both; that is memory's.
+    """
+    if compute_s > (1 + ROUNDING) * memory_s:
+        return Cost(compute_s, 0.0)
+    return Cost(0.0, max(compute_s, memory_s))
 
 
 @dataclass(frozen=True, slots=True)
