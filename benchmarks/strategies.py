@@ -240,7 +240,22 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "median_tpot_error_by_ram_share": by_ram,
         "choice": _choice(by_case.values(), pooled=False),
         "choice_same_plans_pooled": _choice(by_case.values(), pooled=True),
+        "picks": _picks(by_case.values()),
     }
+
+
+def _picks(cases: Iterable[dict[str, dict[str, Any]]]) -> dict[str, float]:
+    """Of the named strategies: how often the one that is predicted the fastest is the fastest, or
+    no more than 10 % from it, and how many different ones are the fastest somewhere.
+    """
+    right, winners = [], set()
+    for found in cases:
+        named = [r for name, r in found.items() if name != CHOSEN]
+        picked = min(named, key=lambda r: r["predicted_latency_s"])
+        best = min(named, key=lambda r: r["latency_s"])
+        right.append(picked["latency_s"] <= 1.1 * best["latency_s"])
+        winners.add(best["strategy"])
+    return {"right": sum(right) / len(right), "different_winners": len(winners)}
 
 
 def _choice(cases: Iterable[dict[str, dict[str, Any]]], *, pooled: bool) -> dict[str, float]:
