@@ -13,12 +13,18 @@ import argparse
 import json
 import tempfile
 from pathlib import Path
+from statistics import median
 
 import torch
 from machine import machine
-from strategies import Bench, Case, made_model
+from strategies import FIXED, Bench, Case, made_model
 
 from flexinfer.executor.model import open_model
+
+
+def tpot_s(bench: Bench, case: Case, strategy: str, repeat: int) -> float:
+    planned = bench.plan(case, FIXED[strategy])
+    return median(bench.run(case, planned)["tpot_s"] for _ in range(repeat))
 
 
 def main() -> None:
@@ -35,10 +41,10 @@ def main() -> None:
         ahead.look()
         serial.look()
         locked, kept, tight = (Case(args.rate, 8, 24, share) for share in (1.2, 0.4, 0.0))
-        computing_s = ahead.measure(locked, "flexgen-opt", args.repeat)["tpot_s"]
-        streamed_s = ahead.measure(kept, "flexgen", args.repeat)["tpot_s"]
-        tight_s = ahead.measure(tight, "flexgen", args.repeat)["tpot_s"]
-        serial_s = serial.measure(kept, "flexgen", args.repeat)["tpot_s"]
+        computing_s = tpot_s(ahead, locked, "flexgen-opt", args.repeat)
+        streamed_s = tpot_s(ahead, kept, "flexgen", args.repeat)
+        tight_s = tpot_s(ahead, tight, "flexgen", args.repeat)
+        serial_s = tpot_s(serial, kept, "flexgen", args.repeat)
         link = ahead.machine.hardware.device
         assert link is not None
         weights = [m.tensor.size_bytes for m in model.weights.matrices]

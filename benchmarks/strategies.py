@@ -186,7 +186,7 @@ class Bench:
                 except BudgetError as error:
                     rows[name]["refused"] = str(error)
                 else:
-                    runs[name].append(self._run(case, planned))
+                    runs[name].append(self.run(case, planned))
         for name, found in runs.items():
             if found:
                 rows[name].pop("refused", None)  # in some turn only
@@ -198,7 +198,7 @@ class Bench:
                 rows[name] |= {"device": self.device, "turns": found}
         return list(rows.values())
 
-    def _run(self, case: Case, planned: Planned) -> dict[str, Any]:
+    def run(self, case: Case, planned: Planned) -> dict[str, Any]:
         """One run: its plan, and its figures beside the predicted ones."""
         params = SamplingParams(max_tokens=case.new_tokens, ignore_end=True)
         prompt = [(17 * i + 3) % 300 + 3 for i in range(case.prompt_tokens)]
