@@ -12,7 +12,15 @@ from flexinfer.memory.ledger import Category
 from flexinfer.models.spec import Layer, ModelSpec, Rope
 from flexinfer.models.weights import Matrix, ModelWeights
 from flexinfer.planner.disk import Disk
-from flexinfer.planner.estimator import Work, by_layer, host_layer, visible_keys, visited_keys
+from flexinfer.planner.estimator import (
+    Cost,
+    Work,
+    by_layer,
+    host_layer,
+    overlapped,
+    visible_keys,
+    visited_keys,
+)
 from flexinfer.planner.hardware import AttentionRates, Glue, Hardware, Host, KernelRates
 from flexinfer.planner.planner import Plan, Workload, make_plan, predict
 from flexinfer.planner.sizes import Sizes
@@ -307,6 +315,15 @@ def test_more_tokens_in_one_sweep_cost_as_measured_between_and_beyond() -> None:
     assert [rates.product_s(10, n) for n in (1, 2, 3, 4, 6, 8, 16)] == pytest.approx(
         [0.5, 1.0, 1.0, 1.0, 1.5, 2.0, 4.0]
     )
+
+
+def test_one_token_takes_what_was_measured_of_it() -> None:
+    slower_at_eight = KernelRates(1.0, 1.0, ((1, 40.0), (8, 16.0)))
+    times = [slower_at_eight.product_s(10, n) for n in (1, 8)]
+    assert times == pytest.approx([0.5, 10.0])
+    # By arithmetic and by bytes one and the same: the memory's, however the two are rounded.
+    assert overlapped(0.5 + 1e-12, 0.5) == Cost(memory_s=0.5 + 1e-12)
+    assert overlapped(0.6, 0.5) == Cost(compute_s=0.6)
 
 
 def test_many_tokens_make_their_calls_from_python() -> None:

@@ -9,7 +9,7 @@ import pytest
 from cli_tools import flexinfer
 from flexinfer import _kernels
 from flexinfer.executor.overhead import engine_overhead
-from flexinfer.executor.profile import measure_disk
+from flexinfer.executor.profile import measure_disk, usual
 from flexinfer.executor.profiles import (
     Profile,
     disk_place,
@@ -18,6 +18,7 @@ from flexinfer.executor.profiles import (
     store_profile,
 )
 from flexinfer.planner.disk import Disk
+from flexinfer.planner.hardware import AttentionRates, Glue, Host, KernelRates
 from flexinfer.planner.hardware_file import disk_table
 from flexinfer.planner.presets import PRESETS
 from flexinfer.units import MiB
@@ -29,6 +30,21 @@ LAPTOP = PRESETS["laptop"]
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path
+
+
+def test_of_several_rounds_each_figure_is_the_median() -> None:
+    def host(x: float) -> Host:
+        kernels = {"Q4_0": KernelRates(x, 10 - x, ((1, x), (8, 10 - x)))}
+        attention = (AttentionRates(64, 1, x, 10 - x), AttentionRates(128, 4, 10 - x, x, "Q8_0"))
+        return Host(x, kernels, attention, Glue(layer_s=x, replayed_tokens=16, row_s=10 - x))
+
+    assert usual([host(1.0), host(4.0), host(9.0)]) == host(4.0)
+    mixed = Host(2.0, {"Q4_0": KernelRates(1.0, 2.0, ((1, 3.0),))}, ())
+    other = Host(4.0, {"Q4_0": KernelRates(5.0, 0.0, ((1, 3.5),))}, ())
+    third = Host(3.0, {"Q4_0": KernelRates(3.0, 1.0, ((1, 0.5),))}, ())
+    assert usual([mixed, other, third]) == Host(
+        3.0, {"Q4_0": KernelRates(3.0, 1.0, ((1, 3.0),))}, ()
+    )
 
 
 @pytest.fixture

@@ -31,6 +31,10 @@ class Bench:
     memory: Region
     repeats: int = 3
 
+    def forget(self) -> None:
+        """Have what comes next read from memory: a pass over all leaves its end in the caches."""
+        _kernels.read_bandwidth(self.context, self.memory.address, self.memory.size_bytes, 1)
+
     def usual_s(self, call: Callable[[], object]) -> float:
         """The median: a prediction is of what is usual, and the best is rarer than that."""
         return timed(call, self.repeats).median_s
@@ -40,6 +44,7 @@ def kernel_rates(bench: Bench, kind: BlockType, tokens: Sequence[int]) -> Kernel
     """At one token and at the ascending numbers `tokens`, of more than one."""
 
     def found(count: int, locked: bool = True) -> ProductRate:
+        bench.forget()
         return measure_product(
             bench.context,
             kind,

@@ -81,25 +81,25 @@ def measure_host(
         region = arena.take(size)
         ctypes.memset(region.address, 0, size)
         rounds = [measured(Bench(context, region, repeats=1)) for _ in range(ROUNDS)]
-    usual: Host = _usual(rounds)
+    host: Host = usual(rounds)
     # Memory gives at times less, but never more than it can; a product that reads faster tells as
     # much, as no weight comes from a cache.
-    products = (rates.bytes_per_s for rates in usual.kernels.values())
+    products = (rates.bytes_per_s for rates in host.kernels.values())
     memory = max(*(found.memory_bytes_per_s for found in rounds), *products)
-    return replace(usual, memory_bytes_per_s=memory)
+    return replace(host, memory_bytes_per_s=memory)
 
 
-def _usual(values: Sequence[Any]) -> Any:
+def usual(values: Sequence[Any]) -> Any:
     """The same structure, each number the median of those in its place."""
     first = values[0]
     if is_dataclass(first):
         parts = ([getattr(value, field.name) for value in values] for field in fields(first))
         kind: Any = type(first)
-        return kind(*map(_usual, parts))
+        return kind(*map(usual, parts))
     if isinstance(first, dict):
-        return {key: _usual([value[key] for value in values]) for key in first}
+        return {key: usual([value[key] for value in values]) for key in first}
     if isinstance(first, tuple):
-        return tuple(map(_usual, zip(*values, strict=True)))
+        return tuple(map(usual, zip(*values, strict=True)))
     return median(values) if isinstance(first, int | float) else first
 
 
