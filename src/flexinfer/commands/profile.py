@@ -80,8 +80,8 @@ def show(key: Key, profile: Profile, place: str | None) -> Iterator[str]:
         f"{host.glue.sweep_s * 1e6:.0f} µs a sweep"
     )
     yield ""
-    several = {name: rates.ops_per_s[1:] for name, rates in host.kernels.items()}
-    tokens = [count for count, _ in next(iter(several.values()))]
+    first = next(iter(host.kernels.values()))
+    tokens = [count for count, _ in first.ops_per_s[1:]]  # one token's are beside, as bytes
     rows = [("weights", "locked GB/s", "streamed", *(f"{n} tokens Gop/s" for n in tokens))]
     for name, rates in host.kernels.items():
         numbers = (
