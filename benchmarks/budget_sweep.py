@@ -5,7 +5,8 @@
         [--json FILE | --resume FILE] [--plot FILE] [--report FILE]
 
 A budget is that percentage of the file and `--base` (0.7 GB), as `--ram` and as the limit of a
-memory control group (needs root). The candidates of one budget run one after the other, in rounds,
+memory control group (needs root). All runs plan by one `flexinfer profile`, taken first, so that
+none chooses its ring by a look of its own. The candidates of one budget run one after the other, in rounds,
 so that a drift of the machine meets all alike; figures are medians. `--disk` holds the disk at a
 rate (cgroup version 1), where its own would drift. The bound is the longer of
 computing alone and of the bytes that `rows` streams over the bare bandwidth, measured before and
