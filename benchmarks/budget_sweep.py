@@ -6,10 +6,10 @@
 
 A budget is that percentage of the file and `--base` (0.7 GB), as `--ram` and as the limit of a
 memory control group (needs root). All runs plan by one `flexinfer profile`, taken first, so that
-none chooses its ring by a look of its own. The candidates of one budget run one after the other, in rounds,
-so that a drift of the machine meets all alike; figures are medians. `--disk` holds the disk at a
-rate (cgroup version 1), where its own would drift. The bound is the longer of
-computing alone and of the bytes that `rows` streams over the bare bandwidth, measured before and
+none chooses its ring by a look of its own. The candidates of one budget run one after the other, in
+rounds, so that a drift of the machine meets all alike; figures are medians. `--disk` holds the disk
+at a rate (cgroup version 1), where its own would drift. The bound is the longer of computing alone
+and of the bytes that `rows` streams over the bare bandwidth, measured before and
 after every run. Results are saved as they come: `--resume` goes on with a run that was killed,
 `--report` only prints (and plots) what a file has.
 """
