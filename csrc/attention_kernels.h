@@ -18,9 +18,9 @@
 
 namespace flexinfer::FI_NS {
 
-constexpr int kQueryBlock = 6;   // with kVectorBlock: the accumulators that 32 vector registers hold
-constexpr int kVectorBlock = 4;
-static_assert(kPageTokens == kVectorBlock * kLanes);
+constexpr int kQueryBlock = 6;  // with the instruction set's kVectorBlock: the accumulators that its registers hold
+constexpr int kTileVectors = kPageTokens / kLanes;
+static_assert(kPageTokens == kTileVectors * kLanes && kTileVectors % kVectorBlock == 0);
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -57,29 +57,35 @@ static inline void multiply_block(const float* a, int64_t a_stride, const Tile& 
     for (int v = 0; v < kVectors; ++v) store(c + i * c_stride + v * kLanes, sum[i][v]);
 }
 
-// The same for any number of rows, in blocks as even as can be.
-template <int kVectors, class Tile>
-static inline void multiply_rows(int64_t rows, const float* a, int64_t a_stride, const Tile& b, int64_t depth,
-                                 const float* factor, float* c, int64_t c_stride, const typename Tile::Value* ahead) {
-  const auto block = [&]<int kQueries>() {
-    multiply_block<kQueries, kVectors>(a, a_stride, b, depth, factor, c, c_stride, ahead);
-    a += kQueries * a_stride;
-    c += kQueries * c_stride;
-    if (factor) factor += kQueries;
-    ahead = nullptr;
-  };
-  for (int64_t blocks = (rows + kQueryBlock - 1) / kQueryBlock; blocks > 0; --blocks) {
-    const int64_t size = (rows + blocks - 1) / blocks;
-    switch (size) {
-      case 6: block.template operator()<6>(); break;
-      case 5: block.template operator()<5>(); break;
-      case 4: block.template operator()<4>(); break;
-      case 3: block.template operator()<3>(); break;
-      case 2: block.template operator()<2>(); break;
-      case 1: block.template operator()<1>(); break;
+// The same for any number of rows, in blocks as even as can be, and `columns` values of b's and c's rows.
+template <class Tile>
+static inline void multiply(int64_t rows, const float* a, int64_t a_stride, const Tile& b, int64_t depth, int64_t columns,
+                            const float* factor, float* c, int64_t c_stride, const typename Tile::Value* ahead) {
+  int64_t column = 0;
+  const auto in_vectors = [&]<int kVectors>() {
+    for (; column + kVectors * kLanes <= columns; column += kVectors * kLanes) {
+      const Tile tile = b.from(0, column);
+      const auto* next = ahead && column % kPageTokens == 0 ? ahead + column * kPageTokens : nullptr;
+      for (int64_t row = 0, blocks = (rows + kQueryBlock - 1) / kQueryBlock; blocks > 0; --blocks) {
+        const auto block = [&]<int kQueries>() {
+          multiply_block<kQueries, kVectors>(a + row * a_stride, a_stride, tile, depth, factor ? factor + row : nullptr,
+                                             c + row * c_stride + column, c_stride, next);
+          row += kQueries;
+          next = nullptr;
+        };
+        switch ((rows - row + blocks - 1) / blocks) {
+          case 6: block.template operator()<6>(); break;
+          case 5: block.template operator()<5>(); break;
+          case 4: block.template operator()<4>(); break;
+          case 3: block.template operator()<3>(); break;
+          case 2: block.template operator()<2>(); break;
+          case 1: block.template operator()<1>(); break;
+        }
+      }
     }
-    rows -= size;
-  }
+  };
+  in_vectors.template operator()<kVectorBlock>();
+  in_vectors.template operator()<1>();
 }
 static_assert(kQueryBlock == 6);
 
@@ -144,11 +150,11 @@ static inline void softmax_step(const Attention& args, int64_t low, int64_t high
   }
   for (int64_t j = 0; j < low; ++j) scores[j] = -INFINITY;
   for (int64_t j = high; j < kPageTokens; ++j) scores[j] = -INFINITY;
-  f32x16 x[kVectorBlock];
-  for (int v = 0; v < kVectorBlock; ++v) x[v] = load(scores + v * kLanes);
+  f32x16 x[kTileVectors];
+  for (int v = 0; v < kTileVectors; ++v) x[v] = load(scores + v * kLanes);
   const float tile_maximum = reduce_max(max(max(x[0], x[1]), max(x[2], x[3])));
   const float new_maximum = tile_maximum > maximum ? tile_maximum : maximum;
-  for (int v = 0; v < kVectorBlock; ++v) {
+  for (int v = 0; v < kTileVectors; ++v) {
     x[v] = exp_ps(sub(x[v], set1(new_maximum)));
     store(scores + v * kLanes, x[v]);
   }
@@ -185,15 +191,13 @@ static inline void attend_as(const Attention& args, const AttentionTask& task, v
   fill(s.correction, queries, 0.0f);
   fill(s.values + kPageTokens * dim, kLanes, 0.0f);
 
+  const auto score = [&](const auto& keys, const auto* ahead) {
+    const float* const none = nullptr;
+    multiply(queries, s.q, dim, keys, dim, kPageTokens, none, s.scores, kPageTokens, ahead);
+  };
   const auto weigh = [&](const auto& values, int64_t low, int64_t high, const auto* ahead) {
-    int64_t d = 0;
-    const auto columns = [&]<int kVectors>() {
-      for (; d + kVectors * kLanes <= padded; d += kVectors * kLanes)
-        multiply_rows<kVectors>(queries, s.scores + low, kPageTokens, values.from(low, d), high - low, s.correction,
-                                s.out + d, padded, ahead ? ahead + d * kPageTokens : ahead);
-    };
-    columns.template operator()<kVectorBlock>();
-    columns.template operator()<1>();
+    multiply(queries, s.scores + low, kPageTokens, values.from(low, 0), high - low, padded, s.correction, s.out, padded,
+             ahead);
   };
 
   const int64_t last_tile = last_position / kPageTokens;
@@ -206,11 +210,9 @@ static inline void attend_as(const Attention& args, const AttentionTask& task, v
     if (copies) {
       widen_keys(keys, dim, s.keys);
       widen_values(values, dim, s.values);
-      multiply_rows<kVectorBlock>(queries, s.q, dim, Floats<float>{s.keys, kPageTokens}, dim, none, s.scores,
-                                  kPageTokens, none);
+      score(Floats<float>{s.keys, kPageTokens}, none);
     } else {
-      multiply_rows<kVectorBlock>(queries, s.q, dim, keys_of(keys, dim, s.keys), dim, none, s.scores, kPageTokens,
-                                  values);
+      score(keys_of(keys, dim, s.keys), values);
     }
     for (int64_t i = 0; i < queries; ++i) {
       const int64_t position = first_position + i / task.heads;

@@ -39,6 +39,7 @@ struct BlockKeys {
     const f32x16 scale = load(scales + row / kKvBlock * kPageTokens + v * kLanes);
     return mul(to_f32(load_i8(first + row * kPageTokens + v * kLanes)), scale);
   }
+  FI_INLINE BlockKeys from(int64_t, int64_t column) const { return {first + column, scales + column}; }
 };
 struct BlockValues {
   using Value = int8_t;

@@ -17,6 +17,7 @@ constexpr int kMaxTile = 4;
 constexpr int kTileGroups = 2, kTileTokens = 2, kFloatTileTokens = 2, kFewFloatGroups = 1;
 constexpr int64_t kManyQuantisedTokens = 8, kManyFloatTokens = 16;
 constexpr int kPrefetchTokens = 1;
+constexpr int kVectorBlock = 1;  // of attention
 
 struct f32x16 { __m256 lo, hi; };
 struct i32x16 { __m256i lo, hi; };

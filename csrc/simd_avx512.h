@@ -17,6 +17,7 @@ constexpr int kMaxTile = 8;
 constexpr int kTileGroups = 2, kTileTokens = 4, kFloatTileTokens = 8, kFewFloatGroups = 2;
 constexpr int64_t kManyQuantisedTokens = 32, kManyFloatTokens = 32;
 constexpr int kPrefetchTokens = 3;  // one and two at a time were slowed by it
+constexpr int kVectorBlock = 4;  // of attention
 
 struct f32x16 { __m512 v; };
 struct i32x16 { __m512i v; };

@@ -19,6 +19,7 @@ constexpr int kMaxTile = 2;  // tokens whose accumulators stay in registers; her
 constexpr int kTileGroups = 1, kTileTokens = 2, kFloatTileTokens = 2, kFewFloatGroups = 1;
 constexpr int64_t kManyQuantisedTokens = 4, kManyFloatTokens = 4;
 constexpr int kPrefetchTokens = 1;
+constexpr int kVectorBlock = 4;  // of attention
 
 struct f32x16 { float v[kLanes]; };
 // 16 dwords; little-endian bytes of them where a function says so.
