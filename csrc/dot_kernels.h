@@ -74,7 +74,7 @@ template <>
 void add_many<BF16Dots>(const Tile& t, uint8_t*) {
   constexpr int64_t kColumns = 2 * kPieceVectors;
   for (int64_t column = 0; column < t.blocks; column += kColumns)
-    in_tiles<kTileGroups, kFloatTileTokens>(t, [&]<int kGroups, int kTokens>(int64_t group, int64_t token) {
+    in_tiles<kFloatTileGroups, kFloatTileTokens>(t, [&]<int kGroups, int kTokens>(int64_t group, int64_t token) {
       const int64_t columns = t.blocks - column < kColumns ? t.blocks - column : kColumns;
       accumulate_dots<kGroups, kTokens, (kTokens >= kPrefetchTokens)>(t, group, token, column, columns);
     });

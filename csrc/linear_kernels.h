@@ -29,6 +29,9 @@ constexpr int64_t kActivationColumns = Type::kFloat ? 1 : kActivationValues;
 // From so many tokens on, unpacking once for all is worth writing the result to cache.
 template <class Type>
 constexpr int64_t kManyTokens = Type::kFloat ? kManyFloatTokens : kManyQuantisedTokens;
+// Of which, so many groups at a time.
+template <class Type>
+constexpr int kMostGroups = Type::kFloat ? kFloatTileGroups : kTileGroups;
 // Unpacked at a time: 8 parts, one block of 256 or eight of 32; or as many columns of floats.
 template <class Type>
 constexpr int64_t kPieceBlocks = Type::kFloat ? kPieceVectors : 256 / Type::kColumns;
@@ -52,7 +55,7 @@ static FI_INLINE Blocking blocking(int64_t tokens) {
 // A thread's share of memory.
 struct Scratch {
   static constexpr size_t kInterleavedBytes = kGroupRows * kFewTokens.groups * kFewTokens.chunk_row_bytes;
-  static constexpr size_t kUnpackedBytes = kTileGroups * kPieceBytes;
+  static constexpr size_t kUnpackedBytes = (kFloatTileGroups > kTileGroups ? kFloatTileGroups : kTileGroups) * kPieceBytes;
   static constexpr size_t kSumsBytes = sizeof(float) * kManyFloats.groups * kTokenBlock * kLanes;
   static constexpr int64_t kRoundedValues = kTokenBlock * kManyFloats.chunk_row_bytes / BF16::kBytes;
   static constexpr size_t kRoundedBytes = BF16::kRoundedBytes * kRoundedValues;
@@ -201,13 +204,13 @@ static void add_many(const Tile& t, uint8_t* unpacked) {
     const int64_t blocks = t.blocks - block < kPieceBlocks<Type> ? t.blocks - block : kPieceBlocks<Type>;
     const int64_t parts = Type::kFloat ? blocks : blocks * Type::kColumns / kActivationValues;
     const uint8_t* const x = t.x + block * Type::kColumns / kActivationColumns<Type> * kActivationBytes<Type>;
-    in_steps<kTileGroups>(0, t.groups, [&]<int kGroups>(int64_t group) {
+    in_steps<kMostGroups<Type>>(0, t.groups, [&]<int kGroups>(int64_t group) {
       const uint8_t* const piece = t.weights + group * t.group_stride + block * kGroupRows * Type::kBytes;
       for (int64_t g = 0; g < kGroups; ++g)
         unpack_blocks<Type>(piece + g * t.group_stride, blocks, unpacked + g * kPieceBytes);
       constexpr int kMostTokens = Type::kFloat ? kFloatTileTokens : kTileTokens;
-      in_steps<kTileGroups * kMostTokens / kGroups>(0, t.tokens, [&]<int kTokens>(int64_t token) {
-        if constexpr (Type::kFloat) prefetch_share(t, kGroups, piece + kBytes, kBytes, token, token + kTokens);
+      in_steps<kMostGroups<Type> * kMostTokens / kGroups>(0, t.tokens, [&]<int kTokens>(int64_t token) {
+        prefetch_share(t, kGroups, piece + kBytes, kBytes, token, token + kTokens);
         accumulate_unpacked<Type, kGroups, kTokens>(unpacked, kPieceBytes, parts, x + token * t.x_stride, t.x_stride,
                                                     t.sums + group * t.sum_stride + token * kLanes, t.sum_stride);
       });

@@ -196,7 +196,6 @@ template <class Type, int Part = 0>
 static FI_INLINE uint8_t* unpack_span(const uint8_t* block, int span, const typename Type::Header& header, uint8_t* out) {
   i32x16 w[8];
   Scales scales;
-  prefetch_part<Type, Part>(block, span);
   Type::template unpack<Part>(block, span, w);
   Type::template scales<Part>(header, scales);
   prepare<Type>(scales);

@@ -32,7 +32,7 @@ static uint32_t port_int8(int64_t rounds) {
 // Steps of 2 · kProducts operations a lane, in as many independent sums as products have: they hide the latency of one.
 template <int kProducts, class F>
 static FI_INLINE uint32_t port_steps(int64_t rounds, const F& step) {
-  constexpr int kSums = kTileGroups * kFloatTileTokens;
+  constexpr int kSums = kFloatTileGroups * kFloatTileTokens;
   constexpr int kSteps = kPortOperations / (2 * kProducts * kLanes * kSums);
   uint32_t bits[2] = {0x30803080, 0x30803080};  // 1e-9, as float32 or as two bfloat16
   asm volatile("" : : "r"(bits) : "memory");

@@ -14,7 +14,7 @@ namespace flexinfer::FI_NS {
 
 constexpr int kLanes = 16;
 constexpr int kMaxTile = 4;
-constexpr int kTileGroups = 2, kTileTokens = 2, kFloatTileTokens = 2, kFewFloatGroups = 1;
+constexpr int kTileGroups = 1, kTileTokens = 4, kFloatTileGroups = 2, kFloatTileTokens = 2, kFewFloatGroups = 1;
 constexpr int64_t kManyQuantisedTokens = 8, kManyFloatTokens = 16;
 constexpr int kPrefetchTokens = 1;
 constexpr int kVectorBlock = 1;  // of attention

@@ -14,7 +14,7 @@ namespace flexinfer::FI_NS {
 
 constexpr int kLanes = 16;
 constexpr int kMaxTile = 8;
-constexpr int kTileGroups = 2, kTileTokens = 4, kFloatTileTokens = 8, kFewFloatGroups = 2;
+constexpr int kTileGroups = 2, kTileTokens = 4, kFloatTileGroups = 2, kFloatTileTokens = 8, kFewFloatGroups = 2;
 constexpr int64_t kManyQuantisedTokens = 32, kManyFloatTokens = 32;
 constexpr int kPrefetchTokens = 3;  // one and two at a time were slowed by it
 constexpr int kVectorBlock = 4;  // of attention

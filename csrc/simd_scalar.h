@@ -16,7 +16,7 @@ namespace flexinfer::FI_NS {
 constexpr int kLanes = 16;
 constexpr int kMaxTile = 2;  // tokens whose accumulators stay in registers; here, that compile in little time
 // The same where weights are unpacked into cache first, and from how many tokens on they are.
-constexpr int kTileGroups = 1, kTileTokens = 2, kFloatTileTokens = 2, kFewFloatGroups = 1;
+constexpr int kTileGroups = 1, kTileTokens = 2, kFloatTileGroups = 1, kFloatTileTokens = 2, kFewFloatGroups = 1;
 constexpr int64_t kManyQuantisedTokens = 4, kManyFloatTokens = 4;
 constexpr int kPrefetchTokens = 1;
 constexpr int kVectorBlock = 4;  // of attention
