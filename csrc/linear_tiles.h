@@ -199,14 +199,15 @@ static FI_INLINE uint8_t* unpack_span(const uint8_t* block, int span, const type
   Type::template unpack<Part>(block, span, w);
   Type::template scales<Part>(header, scales);
   prepare<Type>(scales);
-  const auto put = [&out](i32x16 vector) {
-    store64(out, vector);
+  const auto put = [&out](i32x16 vector, bool stores = true) {
+    if (stores) store64(out, vector);
     out += 64;
   };
   FI_UNROLL
   for (int e = 0; e < 8; ++e) put(w[e]);
-  put(as_i32(scales.d));
-  if constexpr (Type::kMinima) put(as_i32(scales.dmin));
+  const bool first = Type::kSubs == 0 || (Part == 0 && span == 0);  // else the block's first part has them
+  put(as_i32(scales.d), first);
+  if constexpr (Type::kMinima) put(as_i32(scales.dmin), first);
   for (int sub = 0; sub < Type::kSubs; ++sub) {
     put(scales.s[sub]);
     if constexpr (Type::kMinima) put(scales.m[sub]);
@@ -289,6 +290,7 @@ static void accumulate_unpacked(const uint8_t* tile, int64_t group_stride, int64
       for (int64_t block = 0; block < parts; block += kBlockParts<Type>) {
         clear();
         for (int64_t part = block; part < block + kBlockParts<Type>; ++part) accumulate(part);
+        take(block);
         FI_UNROLL
         for (int i = 0; i < kGroups * kTokens; ++i) store(at(i), fma(acc[i], scales[i / kTokens].d, load(at(i))));
         if constexpr (Type::kMinima) {
@@ -297,6 +299,7 @@ static void accumulate_unpacked(const uint8_t* tile, int64_t group_stride, int64
             take(part);
             accumulate_minima<Type, kGroups, kTokens>(scales, x + part * sizeof(ActivationBlock), x_stride, acc);
           }
+          take(block);
           FI_UNROLL
           for (int i = 0; i < kGroups * kTokens; ++i) store(at(i), fma(acc[i], scales[i / kTokens].dmin, load(at(i))));
         }
