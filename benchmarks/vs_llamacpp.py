@@ -2,14 +2,16 @@
 token under a memory limit.
 
     python benchmarks/vs_llamacpp.py MODEL.gguf --llamacpp PYTHON [--prompts 512 4096]
-        [--new-tokens 64] [--rounds 5] [--threads 2] [--limit-percent 25] [--json]
+        [--new-tokens 64] [--rounds 5] [--threads 2] [--ways repacked file] [--limit-percent 25]
+        [--json]
 
-In memory, every round runs FlexInfer, then llama.cpp with its weights repacked and as in the file,
-each in a process of its own; the ratio is taken within a round, to whichever of the two is faster
-over all rounds. --limit-percent N adds the time to the first token of a prompt of 2,048 in a
-control group of N % of the file + 0.7 GB, `--ram` being as much, against llama.cpp on the mapped
-file in the same group, caches dropped before each (needs root). PYTHON is an interpreter with
-llama-cpp-python (see llamacpp.py). FlexInfer's figures hold sampling and text, llama.cpp's do not.
+In memory, every round runs FlexInfer, then llama.cpp with its weights repacked and as in the file
+(or only in --ways of these), each in a process of its own; the ratio is taken within a round, to
+whichever of the two is faster over all rounds. --new-tokens 0 leaves out decode. --limit-percent N
+adds the time to the first token of a prompt of 2,048 in a control group of N % of the file + 0.7
+GB, `--ram` being as much, against llama.cpp on the mapped file in the same group, caches dropped
+before each (needs root). PYTHON is an interpreter with llama-cpp-python (see llamacpp.py).
+FlexInfer's figures hold sampling and text, llama.cpp's do not.
 """
 
 import argparse
@@ -24,6 +26,7 @@ from machine import LLAMACPP, forget, machine, memory_group, run_json
 
 DECODE_PROMPT_TOKENS = 16
 LIMITED_PROMPT_TOKENS = 2048
+WAYS = {"repacked": (), "file": ("--no-repack",)}  # of llama.cpp to hold the weights
 Engine = Callable[[int, int], float]  # prompt tokens, new tokens (0: of the prompt); a rate
 
 
@@ -50,7 +53,8 @@ class Figure:
 class InMemory:
     """Rates of both engines on one file with all of it in memory."""
 
-    def __init__(self, path: Path, python: str, threads: int) -> None:
+    def __init__(self, path: Path, python: str, threads: int, ways: Sequence[str]) -> None:
+        self._ways = ways
         self._path = str(path)
         self._python = python
         self._threads = threads
@@ -75,11 +79,8 @@ class InMemory:
 
     def compare(self, name: str, prompt_tokens: int, new_tokens: int, rounds: int) -> Figure:
         """Alternating, `rounds` times."""
-        engines: dict[str, Engine] = {
-            "flexinfer": self.flexinfer,
-            "repacked": self.llamacpp(),
-            "as in the file": self.llamacpp("--no-repack"),
-        }
+        engines: dict[str, Engine] = {"flexinfer": self.flexinfer}
+        engines |= {way: self.llamacpp(*WAYS[way]) for way in self._ways}
         rates: dict[str, list[float]] = {engine: [] for engine in engines}
         for _ in range(rounds):
             for engine, rate in engines.items():
@@ -111,8 +112,9 @@ def first_token_limited(path: Path, python: str, threads: int, percent: int, rou
 
 
 def figures(args: argparse.Namespace) -> Iterator[Figure]:
-    both = InMemory(args.model, args.llamacpp, args.threads)
-    yield both.compare("decode", DECODE_PROMPT_TOKENS, args.new_tokens, args.rounds)
+    both = InMemory(args.model, args.llamacpp, args.threads, args.ways)
+    if args.new_tokens:
+        yield both.compare("decode", DECODE_PROMPT_TOKENS, args.new_tokens, args.rounds)
     for tokens in args.prompts:
         yield both.compare(f"prefill of {tokens:,}", tokens, 0, args.rounds)
     if args.limit_percent:
@@ -143,6 +145,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--limit-percent", type=int, metavar="N")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
