@@ -121,12 +121,17 @@ static FI_INLINE void finish(const LinearJob& job, int64_t group, int64_t token,
   const int64_t row = group * kGroupRows;
   const int rows = job.rows - row < kGroupRows ? static_cast<int>(job.rows - row) : static_cast<int>(kGroupRows);
   float* out = job.out + token * job.out_stride + row;
+  const auto take = [rows](const float* from) { return rows == kGroupRows ? load(from) : load_part(from, rows); };
   f32x16 y = load(sums);
-  if (job.bias) y = add(y, load_part(job.bias + row, rows));
-  if (job.epilogue == Epilogue::kAdd) y = add(load_part(out, rows), y);
-  if (job.epilogue == Epilogue::kSiluMul) y = mul(silu_ps(load_part(out, rows)), y);
-  if (job.epilogue == Epilogue::kGeluMul) y = mul(gelu_ps(load_part(out, rows)), y);
-  store_part(out, y, rows);
+  if (job.bias) y = add(y, take(job.bias + row));
+  if (job.epilogue == Epilogue::kAdd) y = add(take(out), y);
+  if (job.epilogue == Epilogue::kSiluMul) y = mul(silu_ps(take(out)), y);
+  if (job.epilogue == Epilogue::kGeluMul) y = mul(gelu_ps(take(out)), y);
+  if (rows == kGroupRows) {  // storing a part takes AMD's processors tens of cycles
+    store(out, y);
+  } else {
+    store_part(out, y, rows);
+  }
 }
 
 // Interleaved blocks of some groups, group_stride apart, and activations of some tokens: what a tile adds to its sums,
