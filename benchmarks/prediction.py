@@ -3,10 +3,11 @@
     python benchmarks/prediction.py MODEL.gguf ... [--budgets 5] [--new-tokens 32]
         [--prompts 32 512 2048] [--repeat 3] [--json FILE]
 
-For each model: `flexinfer profile` into a cache of its own, then time per token at budgets from the
-least to all of it, prefetching and not, and time to the first token for prompts of each length,
-with everything in memory. Each is one `flexinfer bench`; what it predicted is held against its
-median. An error is measured over predicted, less one. Nothing is fitted to what is measured here.
+For each model: time to the first token for prompts of each length, with everything in memory, and
+time per token at budgets from the least to all of it, prefetching and not. Each is a `flexinfer
+profile` into a cache of this run's own, as neighbours change what a virtual machine gives within
+minutes, and one `flexinfer bench`; what that predicted is held against its median. An error is
+measured over predicted, less one. Nothing is fitted to what is measured here.
 """
 
 import argparse
@@ -26,6 +27,8 @@ COMMAND = [sys.executable, "-m", "flexinfer"]
 
 
 def bench(model: Path, args: argparse.Namespace, *options: str) -> dict[str, Any]:
+    """As predicted by a profile of this moment."""
+    run_json([*COMMAND, "profile", str(model), "--json", "--quiet"])
     command = [*COMMAND, "bench", str(model), "--json", "--quiet", f"--repeat={args.repeat}"]
     run: dict[str, Any] = run_json([*command, *options])["runs"][0]
     if "error" in run:
@@ -103,7 +106,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as cache:
         os.environ["XDG_CACHE_HOME"] = cache
         for model in args.models:
-            run_json([*COMMAND, "profile", str(model), "--json", "--quiet"])
             for measure in (first_token_times, token_times):
                 for found in measure(model, args):
                     rows.append(found)

@@ -111,7 +111,7 @@ def test_a_mistake_is_named_with_its_place(tmp_path: Path, old: str, new: str, n
 
 
 FULL = (
-    WHOLE.replace("latency_s", "busy = 0.9\npause_s = 0.1\nlatency_s").replace(
+    WHOLE.replace("latency_s", "busy = 0.9\npause_s = 0.1\nwait_s = 1e-4\nlatency_s").replace(
         "[device]\n",
         """[host.glue]
 layer_s = 1e-6

@@ -310,6 +310,15 @@ def test_a_prompt_finds_the_ring_full() -> None:
     assert predict(SPEC, serial, slow).ttft_s > streamed / MiB
 
 
+def test_each_read_that_is_waited_for_costs_computing_time() -> None:
+    plan = replace(planned(120 * MiB), prefetch=False)
+    waiting = replace(MACHINE, disk=replace(MACHINE.disk, wait_s=1e-3))
+    more = predict(SPEC, plan, waiting).tpot_s - predict(SPEC, plan, MACHINE).tpot_s
+    assert more == pytest.approx(1e-3 * len(plan.placement.requests))
+    ahead = replace(plan, prefetch=True)
+    assert predict(SPEC, ahead, waiting) == predict(SPEC, ahead, MACHINE)
+
+
 def test_more_tokens_in_one_sweep_cost_as_measured_between_and_beyond() -> None:
     rates = KernelRates(1.0, 1.0, ((2, 40.0), (4, 80.0), (8, 80.0)))
     assert [rates.product_s(10, n) for n in (1, 2, 3, 4, 6, 8, 16)] == pytest.approx(

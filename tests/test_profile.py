@@ -159,11 +159,12 @@ def test_a_folder_that_cannot_be_written_is_named(smollm_path: Path, tmp_path: P
     assert "XDG_CACHE_HOME" in done.stderr
 
 
-def test_the_disk_is_measured_at_the_files_place(tmp_path: Path) -> None:
+def test_the_disk_is_measured_at_the_files_place(tmp_path: Path, context: _kernels.Context) -> None:
     path = tmp_path / "weights"
     path.write_bytes(bytes(9 * MiB))
-    disk = measure_disk(path, seconds=0.02)
+    disk = measure_disk(path, context, seconds=0.02)
     assert disk.bytes_per_s > 0 and disk.latency_s > 0 and 0 < disk.busy <= 1
+    assert 0 <= disk.wait_s < 0.01
     assert str(disk_place(path)).startswith(disk_place(tmp_path))
 
 

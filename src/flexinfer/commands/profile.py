@@ -45,7 +45,7 @@ def profile(args: argparse.Namespace, console: Console) -> int:
 
     if path is not None and place is not None:
         console.status("measuring the disk")
-        disks[place] = measure_disk(path)
+        disks[place] = measure_disk(path, context)
     found = Profile(measure_host(context, shapes, progress), disks)
     console.clear()
     try:

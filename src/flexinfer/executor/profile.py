@@ -6,8 +6,8 @@ virtual processor slow it for seconds at a time, which repeats on the spot would
 """
 
 import ctypes
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, fields, is_dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -18,14 +18,17 @@ from flexinfer import _kernels
 from flexinfer.executor.executor import MAX_RECORDED_TOKENS
 from flexinfer.executor.kernel_rates import Bench, attention_rates, glue_rates, kernel_rates
 from flexinfer.executor.overhead import engine_overhead
+from flexinfer.executor.rates import timed
 from flexinfer.formats.quants import BLOCK_TYPES
 from flexinfer.memory import machine
-from flexinfer.memory.arena import Arena
+from flexinfer.memory.arena import Arena, Region
 from flexinfer.memory.budget import available_memory, default_budget
 from flexinfer.planner.disk import Disk
 from flexinfer.planner.hardware import Glue, Host, KernelRates
+from flexinfer.planner.placement import BLOCK_BYTES
 from flexinfer.planner.sizes import KV_TYPES
 from flexinfer.streaming.probe import probe_disk
+from flexinfer.streaming.reader import REQUEST_BYTES, Reader
 from flexinfer.units import MiB
 
 TOKENS = (2, 4, 8, 16, 64, 512)
@@ -36,6 +39,7 @@ ROUNDS = 5
 HEAD_DIMS, GROUPS, USUAL = (64, 128, 256), (1, 4), (128, 4)
 F16 = KV_TYPES["f16"]
 DISK_S = 2.0
+WAITS = 24
 Progress = Callable[[str, int, int], None]  # step, done, of how many
 
 
@@ -75,18 +79,25 @@ def measure_host(
         glue = Glue(replayed_tokens=MAX_RECORDED_TOKENS, **asdict(own), **glue_rates(bench))
         return Host(memory, kernels, tuple(attention), glue)
 
-    wanted = max(MEMORY_BYTES, CACHES * machine.cache_bytes(machine.Roots()))
-    size = max(LEAST_BYTES, min(wanted, default_budget(available_memory()) // 2))
-    with closing(Arena(size)) as arena:
-        region = arena.take(size)
-        ctypes.memset(region.address, 0, size)
-        rounds = [measured(Bench(context, region, repeats=1)) for _ in range(ROUNDS)]
+    with touched_memory() as memory:
+        rounds = [measured(Bench(context, memory, repeats=1)) for _ in range(ROUNDS)]
     host: Host = usual(rounds)
     # Memory gives at times less, but never more than it can; a product that reads faster tells as
     # much, as no weight comes from a cache.
     products = (rates.bytes_per_s for rates in host.kernels.values())
     memory = max(*(found.memory_bytes_per_s for found in rounds), *products)
     return replace(host, memory_bytes_per_s=memory)
+
+
+@contextmanager
+def touched_memory() -> Iterator[Region]:
+    """More than the caches hold, if so much may be taken."""
+    wanted = max(MEMORY_BYTES, CACHES * machine.cache_bytes(machine.Roots()))
+    size = max(LEAST_BYTES, min(wanted, default_budget(available_memory()) // 2))
+    with closing(Arena(size)) as arena:
+        memory = arena.take(size, BLOCK_BYTES)
+        ctypes.memset(memory.address, 0, size)
+        yield memory
 
 
 def usual(values: Sequence[Any]) -> Any:
@@ -110,6 +121,34 @@ def _memory(bench: Bench) -> float:
     )
 
 
-def measure_disk(path: Path, seconds: float = DISK_S) -> Disk:
-    """The disk at a model's place, as the probe does, for longer. Raises ReadError."""
-    return probe_disk(path, seconds=seconds)
+def measure_disk(path: Path, context: _kernels.Context, seconds: float = DISK_S) -> Disk:
+    """The disk at a model's place, as the probe does, for longer, and what computing loses after a
+    read. Raises ReadError.
+    """
+    disk = probe_disk(path, seconds=seconds)
+    with touched_memory() as memory, closing(Reader(path)) as reader:
+        return replace(disk, wait_s=waited_s(context, memory, reader))
+
+
+def waited_s(context: _kernels.Context, memory: Region, reader: Reader) -> float:
+    """How much longer a pass over a request takes that has just been read than one over memory that
+    no cache holds.
+    """
+    size = (
+        min(REQUEST_BYTES, reader.file_bytes, memory.size_bytes // 2) // BLOCK_BYTES * BLOCK_BYTES
+    )
+    if not size:
+        return 0.0
+    parts = memory.size_bytes // size
+
+    def pass_s(part: int) -> float:
+        address = memory.address + part % parts * size
+        return timed(lambda: _kernels.read_bandwidth(context, address, size, 1), 1).best_s
+
+    kept, read = [], []
+    for i in range(WAITS):
+        with memory.part(i % parts * size, size).view() as view:
+            reader.read(i % (reader.file_bytes // size) * size, size, view)
+        read.append(pass_s(i))
+        kept.append(pass_s(i + parts // 2))
+    return max(0.0, median(read) - median(kept))

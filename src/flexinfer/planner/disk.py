@@ -12,12 +12,16 @@ class Disk:
 
     Disks pause: a virtual one at its limit, any one for its own housekeeping. `busy` is the share
     of time that is no pause, `pause_s` the length of the pause that a lost moment lies in.
+
+    After a read that computing waited for, it takes `wait_s` longer: threads fell asleep, and what
+    was read is in no cache of theirs.
     """
 
     bytes_per_s_at: Mapping[int, float]
     latency_s: float = 0.0  # of a short read
     busy: float = 1.0
     pause_s: float = 0.0
+    wait_s: float = 0.0
 
     @property
     def depth(self) -> int:

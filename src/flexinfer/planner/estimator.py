@@ -104,7 +104,8 @@ def estimate_sweep(
         ahead = max(0, ahead - size)
     disk, total = hardware.disk, sum(streamed)
     if ring is None:
-        seconds = cost.total_s + total / disk.at(1)
+        waits_s = len(placement.requests) * disk.wait_s
+        seconds = cost.total_s + total / disk.at(1) + waits_s
     else:
         seconds = sweep_seconds([stage.total_s for stage in stages], streamed, disk, ring)
     disk_s = total / disk.bytes_per_s

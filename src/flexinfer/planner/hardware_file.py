@@ -87,6 +87,7 @@ def disk_from_table(table: Table) -> Disk:
         table.seconds("latency_s"),
         table.number("busy", SHARE, 1.0),
         table.seconds("pause_s"),
+        table.seconds("wait_s"),
     )
     table.expect_none_left()
     return disk
