@@ -143,15 +143,17 @@ static inline void softmax_step(const Attention& args, int64_t low, int64_t high
   }
   const f32x16 scale = set1(args.scale);
   const f32x16 cap = set1(args.softcap);
-  for (int64_t j = 0; j < kPageTokens; j += kLanes) {
-    f32x16 x = mul(load(scores + j), scale);
-    if (args.softcap != 0.0f) x = mul(tanh_ps(div(x, cap)), cap);
-    store(scores + j, x);
-  }
-  for (int64_t j = 0; j < low; ++j) scores[j] = -INFINITY;
-  for (int64_t j = high; j < kPageTokens; ++j) scores[j] = -INFINITY;
   f32x16 x[kTileVectors];
-  for (int v = 0; v < kTileVectors; ++v) x[v] = load(scores + v * kLanes);
+  for (int v = 0; v < kTileVectors; ++v) {
+    x[v] = mul(load(scores + v * kLanes), scale);
+    if (args.softcap != 0.0f) x[v] = mul(tanh_ps(div(x[v], cap)), cap);
+  }
+  if (low > 0 || high < kPageTokens) {
+    for (int v = 0; v < kTileVectors; ++v) store(scores + v * kLanes, x[v]);
+    for (int64_t j = 0; j < low; ++j) scores[j] = -INFINITY;
+    for (int64_t j = high; j < kPageTokens; ++j) scores[j] = -INFINITY;
+    for (int v = 0; v < kTileVectors; ++v) x[v] = load(scores + v * kLanes);
+  }
   const float tile_maximum = reduce_max(max(max(x[0], x[1]), max(x[2], x[3])));
   const float new_maximum = tile_maximum > maximum ? tile_maximum : maximum;
   for (int v = 0; v < kTileVectors; ++v) {
