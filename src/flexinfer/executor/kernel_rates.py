@@ -75,7 +75,7 @@ def attention_rates(
         pages = max(1, min(context_tokens // TILE_KEYS, bench.memory.size_bytes // page_bytes))
         seen = pages * TILE_KEYS
         count = min(tokens, seen)
-        q = np.zeros((count, heads * head_dim), np.float32)
+        q = np.ones((count, heads * head_dim), np.float32)
         out, table = np.zeros_like(q), np.arange(pages, dtype=np.int32)
         where = (bench.memory.address, page_bytes, table, seen - count)
         seconds = bench.usual_s(
@@ -95,11 +95,11 @@ def glue_rates(bench: Bench) -> dict[str, float]:
     x = np.ones((tokens, columns), np.float32)
     out = np.zeros_like(x)
     weight = np.ones(columns, np.float32)
-    quantised = np.zeros((tokens, _kernels.activation_bytes(columns)), np.uint8)
-    angles = np.zeros((tokens, GLUE_HEAD), np.float32)
+    quantised = np.ones((tokens, _kernels.activation_bytes(columns)), np.uint8)
+    angles = np.ones((tokens, GLUE_HEAD), np.float32)
     table = np.arange(tokens // TILE_KEYS, dtype=np.int32)
     page_bytes = _kernels.kv_page_bytes(heads, GLUE_HEAD, F16.ggml_id)
-    logits = np.zeros(SAMPLED, np.float32)
+    logits = np.ones(SAMPLED, np.float32)
     sampler = Sampler(SamplingParams(), SAMPLED)
 
     def product(epilogue: int) -> Callable[[], None]:
