@@ -1,6 +1,7 @@
 """`flexinfer profile`: what is measured, stored, found again, and used."""
 
 import json
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from cli_tools import flexinfer
 from flexinfer import _kernels
 from flexinfer.executor.overhead import engine_overhead
-from flexinfer.executor.profile import measure_disk, usual
+from flexinfer.executor.profile import measure_disk, touched_memory, usual, waited_s
 from flexinfer.executor.profiles import (
     Profile,
     disk_place,
@@ -21,6 +22,7 @@ from flexinfer.planner.disk import Disk
 from flexinfer.planner.hardware import AttentionRates, Glue, Host, KernelRates
 from flexinfer.planner.hardware_file import disk_table
 from flexinfer.planner.presets import PRESETS
+from flexinfer.streaming.reader import Reader
 from flexinfer.units import MiB
 
 LAPTOP = PRESETS["laptop"]
@@ -166,6 +168,15 @@ def test_the_disk_is_measured_at_the_files_place(tmp_path: Path, context: _kerne
     assert disk.bytes_per_s > 0 and disk.latency_s > 0 and 0 < disk.busy <= 1
     assert 0 <= disk.wait_s < 0.01
     assert str(disk_place(path)).startswith(disk_place(tmp_path))
+
+
+def test_a_file_of_less_than_a_block_is_not_waited_for(
+    tmp_path: Path, context: _kernels.Context
+) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(100))
+    with touched_memory() as memory, closing(Reader(path)) as reader:
+        assert waited_s(context, memory, reader) == 0.0
 
 
 def test_the_engines_own_time_is_no_models(context: _kernels.Context) -> None:

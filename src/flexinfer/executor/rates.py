@@ -114,7 +114,7 @@ def measure_product(
     """
     row_bytes = kind.row_bytes(COLUMNS)
     most = min(memory.size_bytes // row_bytes, max_rows)
-    # All of it written to: what never was is one page of zeros, which the first cache holds.
+    # All of it written to: the first touch of memory is not the product's.
     x = np.ones((tokens, COLUMNS), np.float32)
     quantised = np.ones((tokens, _kernels.activation_bytes(COLUMNS)), np.uint8)
     _kernels.quantize(context, x, quantised)
