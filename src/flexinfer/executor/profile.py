@@ -79,8 +79,8 @@ def measure_host(
         glue = Glue(replayed_tokens=MAX_RECORDED_TOKENS, **asdict(own), **glue_rates(bench))
         return Host(memory, kernels, tuple(attention), glue)
 
-    with touched_memory() as memory:
-        rounds = [measured(Bench(context, memory, repeats=1)) for _ in range(ROUNDS)]
+    with touched_memory() as region:
+        rounds = [measured(Bench(context, region, repeats=1)) for _ in range(ROUNDS)]
     host: Host = usual(rounds)
     # Memory gives at times less, but never more than it can; a product that reads faster tells as
     # much, as no weight comes from a cache.
