@@ -1,13 +1,14 @@
 """Predictions against measurements on this machine, the profile taken within the same run.
 
     python benchmarks/prediction.py MODEL.gguf ... [--budgets 5] [--new-tokens 32]
-        [--prompts 32 512 2048] [--repeat 3] [--json FILE]
+        [--prompts 32 512 2048] [--repeat 3] [--disk 1GB] [--json FILE]
 
 For each model: time to the first token for prompts of each length, with everything in memory, and
 time per token at budgets from the least to all of it, prefetching and not. Each is a `flexinfer
 profile` into a cache of this run's own, as neighbours change what a virtual machine gives within
 minutes, and one `flexinfer bench`; what that predicted is held against its median. An error is
-measured over predicted, less one. Nothing is fitted to what is measured here.
+measured over predicted, less one. Nothing is fitted to what is measured here. `--disk` holds the
+disk at a rate (cgroup version 1, root), where its own would change between the two.
 """
 
 import argparse
@@ -16,11 +17,14 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from machine import machine, run_json
+from machine import held_disk, machine, run_json
+
+from flexinfer.units import parse_bytes
 
 WORKLOAD = ("--prompt-tokens=32", "--new-tokens=32")
 COMMAND = [sys.executable, "-m", "flexinfer"]
@@ -97,14 +101,18 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--prompts", type=int, nargs="*", default=[32, 512, 2048])
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--disk", type=parse_bytes, metavar="SIZE", help="bytes/s at most")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.budgets < 2:
         parser.error("--budgets must be 2 or more")
     rows: list[dict[str, Any]] = []
-    print(machine())
-    with tempfile.TemporaryDirectory() as cache:
-        os.environ["XDG_CACHE_HOME"] = cache
+    where = machine() + (f"; disk held at {args.disk / 1e9:g} GB/s" if args.disk else "")
+    print(where)
+    with ExitStack() as stack:
+        if args.disk:
+            stack.enter_context(held_disk(args.models[0], args.disk))
+        os.environ["XDG_CACHE_HOME"] = stack.enter_context(tempfile.TemporaryDirectory())
         for model in args.models:
             for measure in (first_token_times, token_times):
                 for found in measure(model, args):
@@ -116,7 +124,7 @@ def main() -> None:
             f"worst {100 * errors['worst']:.1f} %, of {errors['count']:.0f}"
         )
     if args.json:
-        text = json.dumps({"machine": machine(), "rows": rows, "summary": summary(rows)}, indent=1)
+        text = json.dumps({"machine": where, "rows": rows, "summary": summary(rows)}, indent=1)
         args.json.write_text(text + "\n")
 
 

@@ -6,15 +6,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from flexinfer import _kernels
-from flexinfer.executor.rates import ProductRate, measure_product, timed
+from flexinfer.executor.rates import COLUMNS, ProductRate, measure_product, timed
 from flexinfer.executor.sampler import Sampler, SamplingParams
 from flexinfer.formats.quants import BLOCK_TYPES, BlockType
 from flexinfer.memory.arena import Region
 from flexinfer.ops.base import Epilogue
 from flexinfer.planner.estimator import TILE_KEYS, visible_keys, visited_keys
 from flexinfer.planner.hardware import AttentionRates, KernelRates
+from flexinfer.planner.placement import GROUP_ROWS
 
 ROWS = 4096  # of a matrix, as in a model: a call's own time and what it writes count
+NARROW_COLUMNS = 512  # of a matrix whose rows are many for its size
 LONG_TOKENS = 1024  # of the cache that one token's attention is measured with
 PROMPT_TOKENS = 256
 GLUE_TOKENS, GLUE_COLUMNS, GLUE_HEAD = 256, 2048, 128
@@ -44,7 +46,7 @@ class Bench:
 def kernel_rates(bench: Bench, kind: BlockType, tokens: Sequence[int]) -> KernelRates:
     """At one token and at the ascending numbers `tokens`, of more than one."""
 
-    def found(count: int, locked: bool = True) -> ProductRate:
+    def found(count: int, locked: bool = True, columns: int = COLUMNS) -> ProductRate:
         if count <= FEW_TOKENS:
             bench.forget()
         return measure_product(
@@ -53,14 +55,29 @@ def kernel_rates(bench: Bench, kind: BlockType, tokens: Sequence[int]) -> Kernel
             count,
             bench.memory,
             locked=locked,
-            max_rows=ROWS,
+            columns=columns,
+            max_rows=ROWS * COLUMNS // columns,
             repeats=bench.repeats,
         )
 
-    one, streamed = found(1), found(1, locked=False).usual_bytes_per_s
+    one = found(1)
     points = ((1, one.usual_ops_per_s), *((n, found(n).usual_ops_per_s) for n in tokens))
+    streamed = (found(1, False, columns) for columns in (COLUMNS, NARROW_COLUMNS))
+    streamed_per_s, group_s = _of_groups(*streamed)
     bytes_per_s = one.usual_bytes_per_s
-    return KernelRates(bytes_per_s, min(bytes_per_s, streamed), points)
+    return KernelRates(bytes_per_s, min(bytes_per_s, streamed_per_s), points, group_s)
+
+
+def _of_groups(wide: ProductRate, narrow: ProductRate) -> tuple[float, float]:
+    """Bytes/s and the seconds that every group of 16 rows takes besides, of two products."""
+
+    def of_group(found: ProductRate) -> tuple[float, float]:
+        groups = found.rows / GROUP_ROWS
+        return found.times.median_s / groups, found.weight_bytes / groups
+
+    (wide_s, wide_bytes), (narrow_s, narrow_bytes) = of_group(wide), of_group(narrow)
+    byte_s = max(wide_s / wide_bytes / 2, (wide_s - narrow_s) / (wide_bytes - narrow_bytes))
+    return 1 / byte_s, max(0.0, wide_s - wide_bytes * byte_s)
 
 
 def attention_rates(

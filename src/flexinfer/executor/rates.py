@@ -42,15 +42,16 @@ class ProductRate:
     tokens: int
     locked: bool
     rows: int
+    columns: int
     times: Times
 
     @property
     def weight_bytes(self) -> int:
-        return self.rows * self.kind.row_bytes(COLUMNS)
+        return self.rows * self.kind.row_bytes(self.columns)
 
     @property
     def operations(self) -> int:
-        return 2 * self.rows * COLUMNS * self.tokens
+        return 2 * self.rows * self.columns * self.tokens
 
     @property
     def bytes_per_s(self) -> float:
@@ -104,6 +105,7 @@ def measure_product(
     memory: Region,
     *,
     locked: bool = True,
+    columns: int = COLUMNS,
     max_rows: int = MAX_ROWS,
     repeats: int = 3,
 ) -> ProductRate:
@@ -112,11 +114,11 @@ def measure_product(
     Every repeat takes the memory behind the last one's, so weights come from memory where the
     region is larger than the caches. A first product of few rows says how many take ENOUGH_S.
     """
-    row_bytes = kind.row_bytes(COLUMNS)
+    row_bytes = kind.row_bytes(columns)
     most = min(memory.size_bytes // row_bytes, max_rows)
     # All of it written to: the first touch of memory is not the product's.
-    x = np.ones((tokens, COLUMNS), np.float32)
-    quantised = np.ones((tokens, _kernels.activation_bytes(COLUMNS)), np.uint8)
+    x = np.ones((tokens, columns), np.float32)
+    quantised = np.ones((tokens, _kernels.activation_bytes(columns)), np.uint8)
     _kernels.quantize(context, x, quantised)
 
     def times(rows: int, repeats: int) -> Times:
@@ -127,7 +129,7 @@ def measure_product(
 
         def product() -> None:
             address = memory.address + next(passes) % places * rows * row_bytes
-            where = (kind.ggml_id, locked, address, rows, COLUMNS)
+            where = (kind.ggml_id, locked, address, rows, columns)
             _kernels.linear(context, *where, x, quantised, out, 0, 0, None)
 
         return timed(product, repeats)
@@ -135,7 +137,7 @@ def measure_product(
     few = min(most, FIRST_ROWS) // GROUP_ROWS * GROUP_ROWS
     enough = int(few * ENOUGH_S / times(few, 1).best_s)
     rows = max(few, min(most, enough) // GROUP_ROWS * GROUP_ROWS)
-    return ProductRate(kind, tokens, locked, rows, times(rows, repeats))
+    return ProductRate(kind, tokens, locked, rows, columns, times(rows, repeats))
 
 
 def timed(call: Callable[[], object], repeats: int = 3) -> Times:

@@ -14,7 +14,7 @@ from flexinfer.formats.quants import BlockType
 from flexinfer.models.spec import ModelSpec
 from flexinfer.models.weights import Matrix
 from flexinfer.planner.hardware import Device, Hardware, Host
-from flexinfer.planner.placement import PlacedMatrix, Placement
+from flexinfer.planner.placement import GROUP_ROWS, PlacedMatrix, Placement
 from flexinfer.planner.ring import RingPlan, sweep_seconds
 
 TILE_KEYS = 64  # keys that the attention kernel scores together
@@ -130,8 +130,9 @@ def unpacking_s(placed: PlacedMatrix, host: Host) -> float:
         return 0.0
     tensor = placed.matrix.tensor
     rates = host.kernels[tensor.block_type.name]
-    slower = 1 / rates.streamed_bytes_per_s - 1 / rates.bytes_per_s
-    return (tensor.rows - placed.locked_rows) * tensor.row_bytes * max(0.0, slower)
+    slower = max(0.0, 1 / rates.streamed_bytes_per_s - 1 / rates.bytes_per_s)
+    streamed_rows = tensor.rows - placed.locked_rows
+    return streamed_rows * (slower * tensor.row_bytes + rates.streamed_group_s / GROUP_ROWS)
 
 
 def stage_costs(

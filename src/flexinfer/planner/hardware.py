@@ -28,13 +28,14 @@ class KernelRates:
     """Products with weights of one block type on all threads.
 
     `bytes_per_s` is of the weights of one token's product, from memory; streamed weights are used
-    in the file's layout, which is slower. `ops_per_s` (two per multiply-add) is given at numbers of
-    tokens, ascending.
+    in the file's layout, which is slower, and every 16 rows of it take `streamed_group_s` besides.
+    `ops_per_s` (two per multiply-add) is given at numbers of tokens, ascending.
     """
 
     bytes_per_s: float
     streamed_bytes_per_s: float
     ops_per_s: tuple[tuple[int, float], ...]
+    streamed_group_s: float = 0.0
 
     def at_most(self, bytes_per_s: float) -> "KernelRates":
         """From a memory that gives no more: what was measured beyond it came out of a cache."""

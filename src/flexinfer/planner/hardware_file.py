@@ -119,7 +119,8 @@ def disk_table(disk: Disk) -> dict[str, Any]:
 def _kernel(table: Table, memory: float) -> KernelRates:
     rate = table.rate("bytes_per_s", memory)
     streamed = table.rate("streamed_bytes_per_s", STREAMED * rate)
-    kernel = KernelRates(rate, streamed, table.points("ops_per_s"))
+    points, group_s = table.points("ops_per_s"), table.seconds("streamed_group_s")
+    kernel = KernelRates(rate, streamed, points, group_s)
     table.expect_none_left()
     return kernel
 

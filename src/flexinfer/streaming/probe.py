@@ -16,6 +16,7 @@ from flexinfer.units import MiB
 
 DEPTHS = (1, 2, 4)  # reads in flight that are tried
 SECONDS = 0.12  # for all depths together; a first look, and a slow disk's last reads, come on top
+_ROUND_S = 0.3  # of all depths; a longer look takes them in turns, as disks change meanwhile
 _MEMORY_BYTES = 16 * MiB
 _LEAST_BYTES = MiB // 4  # of a read, where a disk is too slow for more
 _SHORT_READS, _SHORT_S = 8, 0.01  # for the latency: whichever ends first
@@ -39,14 +40,16 @@ def measure_reader(
     depths: Sequence[int] = DEPTHS,
     seconds: float = SECONDS,
 ) -> Disk:
-    """Read a file at several depths, each for its part of `seconds`; touches 16 MiB of memory.
+    """Read a file at several depths, each for its part of `seconds`, in rounds; touches 16 MiB of
+    memory.
 
     A depth's bandwidth follows from the median time of as many reads as are in flight. Pauses are
     too rare for so short a time: they are taken from all depths together and slow each alike. Reads
     are of `request_bytes`, or smaller where a depth's time would not hold two of a thread. Raises
     ReadError.
     """
-    most, part_s = max(depths), seconds / len(depths)
+    rounds = max(1, round(seconds / _ROUND_S))
+    most, part_s = max(depths), seconds / rounds / len(depths)
     with Arena(_MEMORY_BYTES) as arena:
         memory = arena.take(_MEMORY_BYTES, BLOCK_BYTES)
         memory.array("u1", (_MEMORY_BYTES,))[::BLOCK_BYTES] = 0  # first touch is not the disk's
@@ -66,12 +69,14 @@ def measure_reader(
                 (began, *ended), *others = each
             return sorted(chain((began,), ended, *(ended for _, *ended in others)))
 
-        times = {depth: ends(depth) for depth in depths}
-    spans = {depth: _spans(each, depth) for depth, each in times.items()}
+        times = [(depth, ends(depth)) for _ in range(rounds) for depth in depths]
+    spans: dict[int, list[float]] = {depth: [] for depth in depths}
+    for depth, each in times:
+        spans[depth] += _spans(each, depth)
     typical_s = {depth: median(each) for depth, each in spans.items()}
-    steady_s = sum(typical_s[d] / d * (len(each) - 1) for d, each in times.items())
+    steady_s = sum(typical_s[depth] / depth * (len(each) - 1) for depth, each in times)
     late_s = [s - typical_s[d] for d, each in spans.items() for s in each if s > typical_s[d]]
-    busy = min(1.0, steady_s / sum(each[-1] - each[0] for each in times.values()))
+    busy = min(1.0, steady_s / sum(each[-1] - each[0] for _, each in times))
     payload_bytes = min(size, reader.file_bytes)
     return Disk(
         {depth: busy * depth * payload_bytes / span_s for depth, span_s in typical_s.items()},
