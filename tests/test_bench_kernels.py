@@ -13,7 +13,15 @@ from factory import make_gguf
 from flexinfer import _kernels
 from flexinfer.arguments import parser
 from flexinfer.commands.bench_kernels import OF_MODELS, TOKENS
-from flexinfer.executor.rates import COLUMNS, FIRST_ROWS, Times, measure_bounds, measure_product
+from flexinfer.executor.kernel_rates import streamed_rates
+from flexinfer.executor.rates import (
+    COLUMNS,
+    FIRST_ROWS,
+    ProductRate,
+    Times,
+    measure_bounds,
+    measure_product,
+)
 from flexinfer.formats.quants import BLOCK_TYPES
 from flexinfer.memory import machine
 from flexinfer.memory.arena import Arena
@@ -51,6 +59,18 @@ def test_few_rows_do_where_more_would_take_long() -> None:
         memory = arena.take(4 * MiB)
         rate = measure_product(_kernels.Context(2, "scalar"), Q4_0, 2048, memory, repeats=1)
     assert rate.rows == FIRST_ROWS
+
+
+def test_what_file_rows_take_by_byte_and_by_group() -> None:
+    def product(columns: int, rows: int, *, group_s: float) -> ProductRate:
+        seconds = rows // 16 * group_s + rows * Q4_0.row_bytes(columns) / 16e9
+        return ProductRate(Q4_0, 1, False, rows, columns, Times((seconds,)))
+
+    wide, narrow = product(4096, 4096, group_s=1e-7), product(512, 32768, group_s=1e-7)
+    assert streamed_rates(wide, narrow) == pytest.approx((16e9, 1e-7))
+    # Noise: groups that seem to take less than nothing take nothing.
+    rate, group_s = streamed_rates(wide, product(512, 32768, group_s=-1e-8))
+    assert group_s == 0.0 and rate == pytest.approx(wide.bytes_per_s)
 
 
 def test_best_and_median_of_times() -> None:

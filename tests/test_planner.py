@@ -18,6 +18,7 @@ from flexinfer.planner.estimator import (
     by_layer,
     host_layer,
     overlapped,
+    unpacking_s,
     visible_keys,
     visited_keys,
 )
@@ -317,6 +318,16 @@ def test_each_read_that_is_waited_for_costs_computing_time() -> None:
     assert more == pytest.approx(1e-3 * len(plan.placement.requests))
     ahead = replace(plan, prefetch=True)
     assert predict(SPEC, ahead, waiting) == predict(SPEC, ahead, MACHINE)
+
+
+def test_rows_as_in_the_file_take_longer_by_byte_and_by_group() -> None:
+    rates = KernelRates(MiB * 1000, MiB * 250, ((1, 1e12),), streamed_group_s=1e-3)
+    host = replace(MACHINE.host, kernels={"F32": rates})
+    for placed in planned(120 * MiB).placement.matrices:
+        rows = placed.matrix.tensor.rows - placed.locked_rows
+        streamed_mib = rows * placed.matrix.tensor.row_bytes / MiB
+        expected = streamed_mib * (1 / 250 - 1 / 1000) + rows / 16 * 1e-3
+        assert unpacking_s(placed, host) == pytest.approx(expected)
 
 
 def test_more_tokens_in_one_sweep_cost_as_measured_between_and_beyond() -> None:

@@ -318,6 +318,14 @@ def test_the_probe_finds_out_whether_reads_in_flight_pay(tmp_path: Path) -> None
     assert shared[4] < 2 * shared[1]
 
 
+def test_a_longer_look_tries_depths_in_turns(tmp_path: Path) -> None:
+    """A disk that gets slower by the half meanwhile does so for all of them."""
+    slower = time.perf_counter() + 0.5
+    disk = SlowDisk(lambda size: 0.004 if time.perf_counter() < slower else 0.008)
+    found = probed(disk, tmp_path, depths=(1, 2), seconds=1.0).bytes_per_s_at
+    assert found[2] > 1.5 * found[1]
+
+
 @pytest.mark.parametrize("gb_per_s", [0.1, 0.4, 1.6])
 def test_the_probe_reads_no_more_than_a_fifth_of_a_second_allows(
     gb_per_s: float, tmp_path: Path

@@ -63,12 +63,12 @@ def kernel_rates(bench: Bench, kind: BlockType, tokens: Sequence[int]) -> Kernel
     one = found(1)
     points = ((1, one.usual_ops_per_s), *((n, found(n).usual_ops_per_s) for n in tokens))
     streamed = (found(1, False, columns) for columns in (COLUMNS, NARROW_COLUMNS))
-    streamed_per_s, group_s = _of_groups(*streamed)
+    streamed_per_s, group_s = streamed_rates(*streamed)
     bytes_per_s = one.usual_bytes_per_s
     return KernelRates(bytes_per_s, min(bytes_per_s, streamed_per_s), points, group_s)
 
 
-def _of_groups(wide: ProductRate, narrow: ProductRate) -> tuple[float, float]:
+def streamed_rates(wide: ProductRate, narrow: ProductRate) -> tuple[float, float]:
     """Bytes/s and the seconds that every group of 16 rows takes besides, of two products."""
 
     def of_group(found: ProductRate) -> tuple[float, float]:
@@ -76,8 +76,10 @@ def _of_groups(wide: ProductRate, narrow: ProductRate) -> tuple[float, float]:
         return found.times.median_s / groups, found.weight_bytes / groups
 
     (wide_s, wide_bytes), (narrow_s, narrow_bytes) = of_group(wide), of_group(narrow)
-    byte_s = max(wide_s / wide_bytes / 2, (wide_s - narrow_s) / (wide_bytes - narrow_bytes))
-    return 1 / byte_s, max(0.0, wide_s - wide_bytes * byte_s)
+    byte_s = (wide_s - narrow_s) / (wide_bytes - narrow_bytes)
+    # Timed amid noise: half of a wide group's time is its bytes' at least, and all of it at most.
+    byte_s = min(max(byte_s, wide_s / wide_bytes / 2), wide_s / wide_bytes)
+    return 1 / byte_s, wide_s - wide_bytes * byte_s
 
 
 def attention_rates(
