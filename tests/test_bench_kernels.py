@@ -13,7 +13,7 @@ from factory import make_gguf
 from flexinfer import _kernels
 from flexinfer.arguments import parser
 from flexinfer.commands.bench_kernels import OF_MODELS, TOKENS
-from flexinfer.executor.kernel_rates import streamed_rates
+from flexinfer.executor.kernel_rates import arithmetic_per_s, result_s, streamed_rates
 from flexinfer.executor.rates import (
     COLUMNS,
     FIRST_ROWS,
@@ -61,16 +61,32 @@ def test_few_rows_do_where_more_would_take_long() -> None:
     assert rate.rows == FIRST_ROWS
 
 
-def test_what_file_rows_take_by_byte_and_by_group() -> None:
-    def product(columns: int, rows: int, *, group_s: float) -> ProductRate:
-        seconds = rows // 16 * group_s + rows * Q4_0.row_bytes(columns) / 16e9
-        return ProductRate(Q4_0, 1, False, rows, columns, Times((seconds,)))
+def product(columns: int, rows: int, tokens: int, seconds: float) -> ProductRate:
+    return ProductRate(Q4_0, tokens, False, rows, columns, Times((seconds,)))
 
-    wide, narrow = product(4096, 4096, group_s=1e-7), product(512, 32768, group_s=1e-7)
-    assert streamed_rates(wide, narrow) == pytest.approx((16e9, 1e-7))
+
+def test_what_file_rows_take_by_byte_and_by_group() -> None:
+    def streamed(columns: int, group_s: float) -> ProductRate:
+        rows = 1 << 24 // columns
+        seconds = rows / 16 * group_s + rows * Q4_0.row_bytes(columns) / 16e9
+        return product(columns, rows, 1, seconds)
+
+    wide = streamed(4096, 1e-7)
+    assert streamed_rates(wide, streamed(256, 1e-7)) == pytest.approx((16e9, 1e-7))
     # Noise: groups that seem to take less than nothing take nothing.
-    rate, group_s = streamed_rates(wide, product(512, 32768, group_s=-1e-8))
+    rate, group_s = streamed_rates(wide, streamed(256, -1e-8))
     assert group_s == 0.0 and rate == pytest.approx(wide.bytes_per_s)
+
+
+def test_what_results_take_beside_the_arithmetic() -> None:
+    def found(columns: int, rows: int, tokens: int, each_s: float) -> ProductRate:
+        results = rows * tokens
+        return product(columns, rows, tokens, results * each_s + 2 * results * columns / 3e11)
+
+    wide, narrow = found(4096, 4096, 64, 3e-10), found(256, 65536, 64, 3e-10)
+    assert result_s(wide, narrow) == pytest.approx(3e-10)
+    assert result_s(wide, found(256, 65536, 64, -1e-10)) == 0.0
+    assert arithmetic_per_s(found(4096, 4096, 2048, 3e-10), 3e-10) == pytest.approx(3e11, rel=1e-3)
 
 
 def test_best_and_median_of_times() -> None:

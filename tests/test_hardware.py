@@ -36,6 +36,7 @@ bytes_per_s = 4e10
 streamed_bytes_per_s = 3e10
 streamed_group_s = 1e-7
 ops_per_s = [[1, 8e10], [64, 2e12]]
+result_s = 3e-10
 [device]
 memory_bytes = "8GiB"
 memory_bytes_per_s = 2.5e11
@@ -58,7 +59,9 @@ def test_a_file_says_what_a_machine_gives(tmp_path: Path) -> None:
     assert (shed.name, shed.source) == ("shed", "file")
     assert shed.disk == Disk({1: 1.4e9, 2: 2e9}, 5e-5) and shed.disk_bytes_per_s == 2e9
     assert shed.host.memory_bytes == 64 * GiB
-    assert shed.host.kernels["Q4_0"] == KernelRates(4e10, 3e10, ((1, 8e10), (64, 2e12)), 1e-7)
+    assert shed.host.kernels["Q4_0"] == KernelRates(
+        4e10, 3e10, ((1, 8e10), (64, 2e12)), 1e-7, 3e-10
+    )
     assert shed.host.kernels["Q6_K"] == KernelRates(5e10, 2.5e10, ((1, 1e12),))
     assert set(shed.host.kernels) == {kind.name for kind in BLOCK_TYPES.values()}
     assert shed.host.attention == (AttentionRates(128, 1, 2e12, 2e12),)

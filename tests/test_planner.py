@@ -332,14 +332,21 @@ def test_rows_as_in_the_file_take_longer_by_byte_and_by_group() -> None:
 
 def test_more_tokens_in_one_sweep_cost_as_measured_between_and_beyond() -> None:
     rates = KernelRates(1.0, 1.0, ((2, 40.0), (4, 80.0), (8, 80.0)))
-    assert [rates.product_s(10, n) for n in (1, 2, 3, 4, 6, 8, 16)] == pytest.approx(
+    assert [rates.product_s(1, 10, n) for n in (1, 2, 3, 4, 6, 8, 16)] == pytest.approx(
         [0.5, 1.0, 1.0, 1.0, 1.5, 2.0, 4.0]
+    )
+
+
+def test_results_of_more_tokens_take_time_of_their_own() -> None:
+    rates = KernelRates(1.0, 1.0, ((1, 40.0), (8, 80.0)), result_s=0.5)
+    assert [rates.product_s(3, 10, n) for n in (1, 8, 16)] == pytest.approx(
+        [1.5, 6.0 + 3 * 7 * 0.5, 12.0 + 3 * 15 * 0.5]
     )
 
 
 def test_one_token_takes_what_was_measured_of_it() -> None:
     slower_at_eight = KernelRates(1.0, 1.0, ((1, 40.0), (8, 16.0)))
-    times = [slower_at_eight.product_s(10, n) for n in (1, 8)]
+    times = [slower_at_eight.product_s(1, 10, n) for n in (1, 8)]
     assert times == pytest.approx([0.5, 10.0])
     # By arithmetic and by bytes one and the same: the memory's, however the two are rounded.
     assert overlapped(0.5 + 1e-12, 0.5) == Cost(memory_s=0.5 + 1e-12)

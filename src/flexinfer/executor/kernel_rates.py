@@ -16,7 +16,9 @@ from flexinfer.planner.hardware import AttentionRates, KernelRates
 from flexinfer.planner.placement import GROUP_ROWS
 
 ROWS = 4096  # of a matrix, as in a model: a call's own time and what it writes count
-NARROW_COLUMNS = 512  # of a matrix whose rows are many for its size
+NARROW_COLUMNS = 256  # of a matrix whose rows are many for its size
+NARROW_ROWS = 16384  # of one with many tokens
+RESULT_TOKENS = 64  # of those that are measured: the least whose products wait for no memory
 LONG_TOKENS = 1024  # of the cache that one token's attention is measured with
 PROMPT_TOKENS = 256
 GLUE_TOKENS, GLUE_COLUMNS, GLUE_HEAD = 256, 2048, 128
@@ -44,9 +46,13 @@ class Bench:
 
 
 def kernel_rates(bench: Bench, kind: BlockType, tokens: Sequence[int]) -> KernelRates:
-    """At one token and at the ascending numbers `tokens`, of more than one."""
+    """At one token and at the ascending numbers `tokens`, of more than one, RESULT_TOKENS among
+    them.
+    """
 
-    def found(count: int, locked: bool = True, columns: int = COLUMNS) -> ProductRate:
+    def found(
+        count: int, locked: bool = True, columns: int = COLUMNS, rows: int = ROWS
+    ) -> ProductRate:
         if count <= FEW_TOKENS:
             bench.forget()
         return measure_product(
@@ -56,16 +62,21 @@ def kernel_rates(bench: Bench, kind: BlockType, tokens: Sequence[int]) -> Kernel
             bench.memory,
             locked=locked,
             columns=columns,
-            max_rows=ROWS * COLUMNS // columns,
+            max_rows=rows,
             repeats=bench.repeats,
         )
 
-    one = found(1)
-    points = ((1, one.usual_ops_per_s), *((n, found(n).usual_ops_per_s) for n in tokens))
-    streamed = (found(1, False, columns) for columns in (COLUMNS, NARROW_COLUMNS))
-    streamed_per_s, group_s = streamed_rates(*streamed)
+    one, many = found(1), [found(count) for count in tokens]
+    wide, narrow = (
+        found(1, False),
+        found(1, False, NARROW_COLUMNS, ROWS * COLUMNS // NARROW_COLUMNS),
+    )
+    streamed_per_s, group_s = streamed_rates(wide, narrow)
+    wide = many[tokens.index(RESULT_TOKENS)]
+    each_s = result_s(wide, found(RESULT_TOKENS, True, NARROW_COLUMNS, NARROW_ROWS))
+    points = ((1, one.usual_ops_per_s), *((p.tokens, arithmetic_per_s(p, each_s)) for p in many))
     bytes_per_s = one.usual_bytes_per_s
-    return KernelRates(bytes_per_s, min(bytes_per_s, streamed_per_s), points, group_s)
+    return KernelRates(bytes_per_s, min(bytes_per_s, streamed_per_s), points, group_s, each_s)
 
 
 def streamed_rates(wide: ProductRate, narrow: ProductRate) -> tuple[float, float]:
@@ -80,6 +91,23 @@ def streamed_rates(wide: ProductRate, narrow: ProductRate) -> tuple[float, float
     # Timed amid noise: half of a wide group's time is its bytes' at least, and all of it at most.
     byte_s = min(max(byte_s, wide_s / wide_bytes / 2), wide_s / wide_bytes)
     return 1 / byte_s, wide_s - wide_bytes * byte_s
+
+
+def result_s(wide: ProductRate, narrow: ProductRate) -> float:
+    """Seconds that a result takes, of two products of as many tokens."""
+
+    def of_row(found: ProductRate) -> float:
+        return found.times.median_s / found.rows / found.tokens
+
+    seconds = of_row(narrow) - of_row(wide) * narrow.columns / wide.columns
+    seconds /= 1 - narrow.columns / wide.columns
+    return min(max(seconds, 0.0), of_row(narrow) / 2)  # timed amid noise
+
+
+def arithmetic_per_s(found: ProductRate, each_s: float) -> float:
+    """Operations/s without what results take, the first token's left out as KernelRates has it."""
+    seconds = found.times.median_s - found.rows * (found.tokens - 1) * each_s
+    return found.operations / max(seconds, found.times.median_s / 2)
 
 
 def attention_rates(

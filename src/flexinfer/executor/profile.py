@@ -1,8 +1,9 @@
 """Measures this machine with the engine's own kernels and reader: some ten seconds, where the probe
 takes a quarter of one.
 
-Everything is measured in several rounds, and the median of each figure counts: neighbours of a
-virtual processor slow it for seconds at a time, which repeats on the spot would not outlast.
+Everything is measured in several rounds, and of each figure the mean time counts, as a run's time
+is the sum of its parts': neighbours of a virtual processor slow it for moments that a median hides,
+and for seconds at a time, which repeats on the spot would not outlast.
 """
 
 import ctypes
@@ -11,7 +12,7 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, fields, is_dataclass, replace
 from itertools import product
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from flexinfer import _kernels
@@ -36,6 +37,8 @@ MEMORY_BYTES = 64 * MiB  # beyond the caches, at least
 LEAST_BYTES = 4 * MiB  # of a small container: rather from the caches than not at all
 CACHES = 4  # times what the processor has: of twice that a third still comes from them
 ROUNDS = 5
+OUTLIER = 2.0  # times the median
+PER_S = "_per_s"  # ends the names of rates
 HEAD_DIMS, GROUPS, USUAL = (64, 128, 256), (1, 4), (128, 4)
 F16 = KV_TYPES["f16"]
 DISK_S = 2.0
@@ -100,18 +103,32 @@ def touched_memory() -> Iterator[Region]:
         yield memory
 
 
-def usual(values: Sequence[Any]) -> Any:
-    """The same structure, each number the median of those in its place."""
+def usual(values: Sequence[Any], rate: bool = False) -> Any:
+    """The same structure, each number what those in its place are on average: a rate that of the
+    mean time.
+    """
     first = values[0]
     if is_dataclass(first):
-        parts = ([getattr(value, field.name) for value in values] for field in fields(first))
         kind: Any = type(first)
-        return kind(*map(usual, parts))
+        return kind(
+            *(
+                usual([getattr(value, field.name) for value in values], field.name.endswith(PER_S))
+                for field in fields(first)
+            )
+        )
     if isinstance(first, dict):
-        return {key: usual([value[key] for value in values]) for key in first}
+        return {key: usual([value[key] for value in values], rate) for key in first}
     if isinstance(first, tuple):
-        return tuple(map(usual, zip(*values, strict=True)))
-    return median(values) if isinstance(first, int | float) else first
+        return tuple(usual(found, rate) for found in zip(*values, strict=True))
+    if not isinstance(first, int | float) or all(value == first for value in values):
+        return first
+    return 1 / _mean_s([1 / value for value in values]) if rate else _mean_s(values)
+
+
+def _mean_s(times: Sequence[float]) -> float:
+    """One that took several times as long as others is not what is usual: a pause of the host's."""
+    limit = OUTLIER * median(times)
+    return fmean(min(time, limit) for time in times)
 
 
 def _memory(bench: Bench) -> float:

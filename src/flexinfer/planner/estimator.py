@@ -210,7 +210,7 @@ def device_once(tensors: Sequence[TensorInfo], device: Device, work: Work) -> Co
 
 def _host_product(tensor: TensorInfo, host: Host, tokens: int) -> Cost:
     rates = host.kernels[tensor.block_type.name]
-    compute_s = rates.product_s(tensor.rows * tensor.columns, tokens)
+    compute_s = rates.product_s(tensor.rows, tensor.columns, tokens)
     return overlapped(compute_s, tensor.size_bytes / rates.bytes_per_s)
 
 

@@ -29,13 +29,15 @@ class KernelRates:
 
     `bytes_per_s` is of the weights of one token's product, from memory; streamed weights are used
     in the file's layout, which is slower, and every 16 rows of it take `streamed_group_s` besides.
-    `ops_per_s` (two per multiply-add) is given at numbers of tokens, ascending.
+    `ops_per_s` (two per multiply-add) is given at numbers of tokens, ascending. Every result of a
+    token after the first takes `result_s` besides.
     """
 
     bytes_per_s: float
     streamed_bytes_per_s: float
     ops_per_s: tuple[tuple[int, float], ...]
     streamed_group_s: float = 0.0
+    result_s: float = 0.0
 
     def at_most(self, bytes_per_s: float) -> "KernelRates":
         """From a memory that gives no more: what was measured beyond it came out of a cache."""
@@ -45,10 +47,13 @@ class KernelRates:
             streamed_bytes_per_s=min(self.streamed_bytes_per_s, bytes_per_s),
         )
 
-    def product_s(self, values: int, tokens: int) -> float:
-        """Arithmetic of `values` weights with `tokens` tokens: in a straight line between the
-        numbers measured, in proportion beyond them.
+    def product_s(self, rows: int, columns: int, tokens: int) -> float:
+        """Multiplying a matrix with `tokens` tokens: in a straight line between the numbers
+        measured, in proportion beyond them.
         """
+        return self._arithmetic_s(rows * columns, tokens) + rows * (tokens - 1) * self.result_s
+
+    def _arithmetic_s(self, values: int, tokens: int) -> float:
         count, rate = self.ops_per_s[0]
         if tokens <= count:
             return 2 * values * tokens / rate

@@ -119,8 +119,9 @@ def disk_table(disk: Disk) -> dict[str, Any]:
 def _kernel(table: Table, memory: float) -> KernelRates:
     rate = table.rate("bytes_per_s", memory)
     streamed = table.rate("streamed_bytes_per_s", STREAMED * rate)
-    points, group_s = table.points("ops_per_s"), table.seconds("streamed_group_s")
-    kernel = KernelRates(rate, streamed, points, group_s)
+    points = table.points("ops_per_s")
+    more = (table.seconds(name) for name in ("streamed_group_s", "result_s"))
+    kernel = KernelRates(rate, streamed, points, *more)
     table.expect_none_left()
     return kernel
 
