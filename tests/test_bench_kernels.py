@@ -6,6 +6,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cli_tools import flexinfer
 from doctor_tools import Machine
@@ -76,6 +78,15 @@ def test_what_file_rows_take_by_byte_and_by_group() -> None:
     # Noise: groups that seem to take less than nothing take nothing.
     rate, group_s = streamed_rates(wide, streamed(256, -1e-8))
     assert group_s == 0.0 and rate == pytest.approx(wide.bytes_per_s)
+
+
+@given(st.floats(1e-5, 1.0), st.floats(1e-5, 1.0))
+def test_noise_makes_no_rate_senseless(wide_s: float, narrow_s: float) -> None:
+    pair = product(4096, 4096, 64, wide_s), product(256, 65536, 64, narrow_s)
+    rate, group_s = streamed_rates(*pair)
+    assert rate > 0 and group_s >= 0
+    assert 0 <= result_s(*pair) < narrow_s
+    assert arithmetic_per_s(pair[0], result_s(*pair)) > 0
 
 
 def test_what_results_take_beside_the_arithmetic() -> None:

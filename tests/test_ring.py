@@ -39,11 +39,12 @@ def ring(slots: int, slot_bytes: int = 100, depth: int = 1) -> RingPlan:
 @pytest.mark.parametrize(
     ("rates", "depth"),
     [
-        ({1: 95, 2: 99, 4: 100}, 1),
+        ({1: 95, 2: 99, 4: 100}, 2),
         ({1: 94, 2: 95, 4: 100}, 2),
         ({1: 50, 2: 94, 4: 100}, 4),
-        ({1: 100, 2: 90, 4: 80}, 1),
+        ({1: 100, 2: 90, 4: 80}, 2),  # one would wait for its thread amid computing
         ({3: 70}, 3),
+        ({1: 70}, 1),
     ],
 )
 def test_the_least_depth_near_the_best_is_chosen(rates: dict[int, float], depth: int) -> None:

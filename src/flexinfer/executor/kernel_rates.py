@@ -90,7 +90,7 @@ def streamed_rates(wide: ProductRate, narrow: ProductRate) -> tuple[float, float
     byte_s = (wide_s - narrow_s) / (wide_bytes - narrow_bytes)
     # Timed amid noise: half of a wide group's time is its bytes' at least, and all of it at most.
     byte_s = min(max(byte_s, wide_s / wide_bytes / 2), wide_s / wide_bytes)
-    return 1 / byte_s, wide_s - wide_bytes * byte_s
+    return 1 / byte_s, max(0.0, wide_s - wide_bytes * byte_s)
 
 
 def result_s(wide: ProductRate, narrow: ProductRate) -> float:

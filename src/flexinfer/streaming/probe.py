@@ -55,17 +55,19 @@ def measure_reader(
         memory.array("u1", (_MEMORY_BYTES,))[::BLOCK_BYTES] = 0  # first touch is not the disk's
         eighth = reader.file_bytes // BLOCK_BYTES // _SHORT_READS * BLOCK_BYTES
         apart = _places(reader, max(BLOCK_BYTES, eighth))
-        short = _reads(reader, memory, apart, BLOCK_BYTES, _SHORT_S, _SHORT_READS)
-        first = _reads(reader, memory, _places(reader, MiB), MiB, part_s, _FIRST_READS)
+        short = _reads(reader, [memory], apart, BLOCK_BYTES, _SHORT_S, _SHORT_READS)
+        first = _reads(reader, [memory], _places(reader, MiB), MiB, part_s, _FIRST_READS)
         quick = int(part_s * MiB / median(_spans(first))) // (2 * most)
         size = max(_LEAST_BYTES, min(request_bytes, quick, _MEMORY_BYTES // most))
         size = size // BLOCK_BYTES * BLOCK_BYTES
         places = _places(reader, size, -(-_FIRST_READS * MiB // size))  # nothing twice
-        slots = [memory.part(i * size, size) for i in range(most)]
+        slots = [memory.part(at, size) for at in range(0, _MEMORY_BYTES - size + 1, size)]
 
         def ends(depth: int) -> list[float]:
+            # All slots in turn, as in a ring: what was written to lately is in a cache.
+            shares = [slots[i::depth] for i in range(depth)]
             with ThreadPoolExecutor(depth) as pool:
-                each = pool.map(lambda s: _reads(reader, s, places, size, part_s), slots[:depth])
+                each = pool.map(lambda s: _reads(reader, s, places, size, part_s), shares)
                 (began, *ended), *others = each
             return sorted(chain((began,), ended, *(ended for _, *ended in others)))
 
@@ -98,7 +100,7 @@ def _places(reader: Reader, step_bytes: int, skip: int = 0) -> Iterator[int]:
 
 def _reads(
     reader: Reader,
-    memory: Region,
+    slots: Sequence[Region],
     places: Iterator[int],
     size: int,
     seconds: float,
@@ -108,10 +110,11 @@ def _reads(
     each.
     """
     times = [time.perf_counter()]
-    with memory.view() as view:
-        while len(times) == 1 or (times[-1] - times[0] < seconds and len(times) - 1 != most):
+    turns = cycle(slots)
+    while len(times) == 1 or (times[-1] - times[0] < seconds and len(times) - 1 != most):
+        with next(turns).view() as view:
             reader.read(next(places), min(size, reader.file_bytes), view)
-            times.append(time.perf_counter())
+        times.append(time.perf_counter())
     return times
 
 
