@@ -69,7 +69,7 @@ def product(columns: int, rows: int, tokens: int, seconds: float) -> ProductRate
 
 def test_what_file_rows_take_by_byte_and_by_group() -> None:
     def streamed(columns: int, group_s: float) -> ProductRate:
-        rows = 1 << 24 // columns
+        rows = (1 << 24) // columns
         seconds = rows / 16 * group_s + rows * Q4_0.row_bytes(columns) / 16e9
         return product(columns, rows, 1, seconds)
 
