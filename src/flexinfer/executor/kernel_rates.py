@@ -67,13 +67,10 @@ def kernel_rates(bench: Bench, kind: BlockType, tokens: Sequence[int]) -> Kernel
         )
 
     one, many = found(1), [found(count) for count in tokens]
-    wide, narrow = (
-        found(1, False),
-        found(1, False, NARROW_COLUMNS, ROWS * COLUMNS // NARROW_COLUMNS),
-    )
-    streamed_per_s, group_s = streamed_rates(wide, narrow)
-    wide = many[tokens.index(RESULT_TOKENS)]
-    each_s = result_s(wide, found(RESULT_TOKENS, True, NARROW_COLUMNS, NARROW_ROWS))
+    narrow_file = found(1, False, NARROW_COLUMNS, ROWS * COLUMNS // NARROW_COLUMNS)
+    streamed_per_s, group_s = streamed_rates(found(1, False), narrow_file)
+    narrow = found(RESULT_TOKENS, True, NARROW_COLUMNS, NARROW_ROWS)
+    each_s = result_s(many[tokens.index(RESULT_TOKENS)], narrow)
     points = ((1, one.usual_ops_per_s), *((p.tokens, arithmetic_per_s(p, each_s)) for p in many))
     bytes_per_s = one.usual_bytes_per_s
     return KernelRates(bytes_per_s, min(bytes_per_s, streamed_per_s), points, group_s, each_s)

@@ -1,5 +1,5 @@
-"""Measures this machine with the engine's own kernels and reader: some ten seconds, where the probe
-takes a quarter of one.
+"""Measures this machine with the engine's own kernels and reader: some fifteen seconds, where the
+probe takes a quarter of one.
 
 Everything is measured in several rounds, and of each figure the mean time counts, as a run's time
 is the sum of its parts': neighbours of a virtual processor slow it for moments that a median hides,
@@ -38,7 +38,7 @@ LEAST_BYTES = 4 * MiB  # of a small container: rather from the caches than not a
 CACHES = 4  # times what the processor has: of twice that a third still comes from them
 ROUNDS = 5
 OUTLIER = 2.0  # times the median
-PER_S = "_per_s"  # ends the names of rates
+RATE = "_per_s"  # ends the names of rates
 HEAD_DIMS, GROUPS, USUAL = (64, 128, 256), (1, 4), (128, 4)
 F16 = KV_TYPES["f16"]
 DISK_S = 2.0
@@ -112,7 +112,7 @@ def usual(values: Sequence[Any], rate: bool = False) -> Any:
         kind: Any = type(first)
         return kind(
             *(
-                usual([getattr(value, field.name) for value in values], field.name.endswith(PER_S))
+                usual([getattr(value, field.name) for value in values], field.name.endswith(RATE))
                 for field in fields(first)
             )
         )
