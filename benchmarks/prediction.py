@@ -4,12 +4,13 @@
         [--prompts 32 512 2048] [--repeat 3] [--rounds 1] [--disk 1GB] [--json FILE]
 
 For each model: time to the first token for prompts of each length, with everything in memory, and
-time per token at budgets from the least to all of it, prefetching and not. Each is a `flexinfer
-profile` into a cache of this run's own, as neighbours change what a virtual machine gives within
-minutes, and one `flexinfer bench`, whose median is held against what it predicted. `--rounds` goes
-over all of them several times and holds the median measurement against the median prediction. An
-error is measured over predicted, less one. Nothing is fitted to what is measured here. `--disk`
-holds the disk at a rate (cgroup version 1, root), where its own would change between the two.
+time per token at budgets from the least to all of it, prefetching and not. Each is one `flexinfer
+bench` between two of `flexinfer profile`, into a cache of this run's own: neighbours change what a
+virtual machine gives within seconds. Its median is held against the mean of what is predicted by
+the profile before and by the one after. `--rounds` goes over all of them several times and holds
+the median measurement against the median prediction. An error is measured over predicted, less one.
+Nothing is fitted to what is measured here. `--disk` holds the disk at a rate (cgroup version 1,
+root), where its own would change between the two.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from machine import held_disk, machine, run_json
@@ -47,14 +48,16 @@ class Point:
         return median(self.measured_s) / median(self.predicted_s) - 1
 
     def measure(self, repeat: int) -> None:
-        """As predicted by a profile of this moment."""
-        run_json([*COMMAND, "profile", str(self.model), "--json", "--quiet"])
+        """The profile in the cache is of the moment before; of the moment after when it returns."""
         command = [*COMMAND, "bench", str(self.model), "--json", "--quiet", f"--repeat={repeat}"]
         run: dict[str, Any] = run_json([*command, *self.options])["runs"][0]
         if "error" in run:
             sys.exit(f"{' '.join(self.options)}: {run['error']}")
+        profile(self.model)
+        after = run_json([*COMMAND, "plan", str(self.model), "--json", *self.options])
+        predicted = f"predicted_{self.what}"
         self.measured_s.append(run[self.what])
-        self.predicted_s.append(run[f"predicted_{self.what}"])
+        self.predicted_s.append(fmean((run[predicted], after[predicted])))
 
     def __str__(self) -> str:
         measured_s, predicted_s = median(self.measured_s), median(self.predicted_s)
@@ -63,6 +66,10 @@ class Point:
             f"measured {measured_s:8.4f} s, predicted {predicted_s:8.4f} s, "
             f"{100 * self.error:+6.1f} %"
         )
+
+
+def profile(model: Path) -> None:
+    run_json([*COMMAND, "profile", str(model), "--json", "--quiet"])
 
 
 def points(model: Path, args: argparse.Namespace) -> Iterator[Point]:
@@ -111,15 +118,18 @@ def main() -> None:
         if args.disk:
             stack.enter_context(held_disk(args.models[0], args.disk))
         os.environ["XDG_CACHE_HOME"] = stack.enter_context(tempfile.TemporaryDirectory())
-        found = [point for model in args.models for point in points(model, args)]
+        found = {model: list(points(model, args)) for model in args.models}
         for round_ in range(args.rounds):
             print(f"round {round_ + 1}, medians so far")
-            for point in found:
-                point.measure(args.repeat)
-                print(point, flush=True)
-    print("\n".join(summary(found)))
+            for model, of_model in found.items():
+                profile(model)
+                for point in of_model:
+                    point.measure(args.repeat)
+                    print(point, flush=True)
+    all_points = [point for of_model in found.values() for point in of_model]
+    print("\n".join(summary(all_points)))
     if args.json:
-        rows = [asdict(p) | {"model": p.model.name, "error": p.error} for p in found]
+        rows = [asdict(p) | {"model": p.model.name, "error": p.error} for p in all_points]
         args.json.write_text(json.dumps({"machine": where, "rows": rows}, indent=1) + "\n")
 
 

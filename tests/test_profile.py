@@ -1,6 +1,9 @@
 """`flexinfer profile`: what is measured, stored, found again, and used."""
 
+import errno
 import json
+import os
+import threading
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -9,8 +12,10 @@ import pytest
 
 from cli_tools import flexinfer
 from flexinfer import _kernels
+from flexinfer.errors import ReadError
+from flexinfer.executor.contention import ReadingBench, with_contention
 from flexinfer.executor.overhead import engine_overhead
-from flexinfer.executor.profile import measure_disk, touched_memory, usual, waited_s
+from flexinfer.executor.profile import measure_disk, touched_memory, usual
 from flexinfer.executor.profiles import (
     Profile,
     disk_place,
@@ -171,17 +176,39 @@ def test_the_disk_is_measured_at_the_files_place(tmp_path: Path, context: _kerne
     path.write_bytes(bytes(9 * MiB))
     disk = measure_disk(path, context, seconds=0.02)
     assert disk.bytes_per_s > 0 and disk.latency_s > 0 and 0 < disk.busy <= 1
-    assert 0 <= disk.wait_s < 0.01
+    assert 0 <= disk.wait_s < 0.1
+    assert 0 < disk.computing_share <= 1 and 0 < disk.reading_share <= 1
+    assert disk.computing_share + disk.reading_share >= 1
     assert str(disk_place(path)).startswith(disk_place(tmp_path))
 
 
-def test_a_file_of_less_than_a_block_is_not_waited_for(
+def test_a_file_of_less_than_a_block_tells_nothing_of_what_reading_costs(
     tmp_path: Path, context: _kernels.Context
 ) -> None:
     path = tmp_path / "weights"
     path.write_bytes(bytes(100))
     with touched_memory() as memory, closing(Reader(path)) as reader:
-        assert waited_s(context, memory, reader) == 0.0
+        disk = Disk({1: 1e9})
+        assert with_contention(disk, ReadingBench(context, memory, reader)) is disk
+
+
+def test_a_disk_that_fails_beside_computing_is_said_to_fail(
+    tmp_path: Path, context: _kernels.Context
+) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(MiB))
+
+    def read(file: int, buffers: list[memoryview], offset: int) -> int:
+        if threading.current_thread() is not threading.main_thread():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return os.preadv(file, buffers, offset)
+
+    with (
+        pytest.raises(ReadError, match="Input/output error"),
+        touched_memory() as memory,
+        closing(Reader(path, read)) as reader,
+    ):
+        with_contention(Disk({1: 1e9}), ReadingBench(context, memory, reader), 0.01)
 
 
 def test_the_engines_own_time_is_no_models(context: _kernels.Context) -> None:

@@ -86,6 +86,21 @@ def test_an_even_sweep_needs_one_slot_beside_the_one_in_use() -> None:
             assert sweep_seconds([compute_s] * 8, EVEN, STEADY, ring(slots)) == seconds
 
 
+@pytest.mark.parametrize("shares", [(0.6, 0.7), (1.0, 0.5), (0.4, 1.0), (0.5, 0.5)])
+def test_reading_and_computing_slow_each_other_while_both_go_on(
+    shares: tuple[float, float],
+) -> None:
+    disk = Disk({1: 100}, computing_share=shares[0], reading_share=shares[1])
+    for compute_s in (0.25, 1.0, 4.0):
+        both_s, left = min((compute_s / shares[0], 0), (1 / shares[1], 1))
+        alone_s = compute_s - shares[0] * both_s if left else 1 - shares[1] * both_s
+        for slots in (2, 9):
+            found = sweep_seconds([compute_s] * 8, EVEN, disk, ring(slots))
+            assert found == pytest.approx(8 * (both_s + alone_s))
+        serial = sweep_seconds([compute_s] * 8, EVEN, disk, ring(1))
+        assert serial == pytest.approx(8 * (compute_s + 1))
+
+
 def test_a_ring_of_few_slots_keeps_fewer_reads_in_flight() -> None:
     disk = Disk({1: 100, 2: 200, 4: 400})
     times = [sweep_seconds([0.1] * 8, EVEN, disk, ring(slots, depth=4)) for slots in (2, 3, 5, 9)]

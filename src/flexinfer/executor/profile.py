@@ -16,10 +16,10 @@ from statistics import fmean, median
 from typing import Any
 
 from flexinfer import _kernels
+from flexinfer.executor.contention import ReadingBench, with_contention
 from flexinfer.executor.executor import MAX_RECORDED_TOKENS
 from flexinfer.executor.kernel_rates import Bench, attention_rates, glue_rates, kernel_rates
 from flexinfer.executor.overhead import engine_overhead
-from flexinfer.executor.rates import timed
 from flexinfer.formats.quants import BLOCK_TYPES
 from flexinfer.memory import machine
 from flexinfer.memory.arena import Arena, Region
@@ -29,7 +29,7 @@ from flexinfer.planner.hardware import Glue, Host, KernelRates
 from flexinfer.planner.placement import BLOCK_BYTES
 from flexinfer.planner.sizes import KV_TYPES
 from flexinfer.streaming.probe import probe_disk
-from flexinfer.streaming.reader import REQUEST_BYTES, Reader
+from flexinfer.streaming.reader import Reader
 from flexinfer.units import MiB
 
 TOKENS = (2, 4, 8, 16, 64, 512)
@@ -41,8 +41,7 @@ OUTLIER = 2.0  # times the median
 RATE = "_per_s"  # ends the names of rates
 HEAD_DIMS, GROUPS, USUAL = (64, 128, 256), (1, 4), (128, 4)
 F16 = KV_TYPES["f16"]
-DISK_S = 2.0
-WAITS = 24
+DISK_S = 1.2
 Progress = Callable[[str, int, int], None]  # step, done, of how many
 
 
@@ -97,7 +96,7 @@ def touched_memory() -> Iterator[Region]:
     """More than the caches hold, if so much may be taken."""
     wanted = max(MEMORY_BYTES, CACHES * machine.cache_bytes(machine.Roots()))
     size = max(LEAST_BYTES, min(wanted, default_budget(available_memory()) // 2))
-    with closing(Arena(size)) as arena:
+    with Arena(size) as arena:
         memory = arena.take(size, BLOCK_BYTES)
         ctypes.memset(memory.address, 0, size)
         yield memory
@@ -139,33 +138,9 @@ def _memory(bench: Bench) -> float:
 
 
 def measure_disk(path: Path, context: _kernels.Context, seconds: float = DISK_S) -> Disk:
-    """The disk at a model's place, as the probe does, for longer, and what computing loses after a
-    read. Raises ReadError.
+    """The disk at a model's place, as the probe does, for longer, and what reading and computing
+    cost each other. Raises ReadError.
     """
     disk = probe_disk(path, seconds=seconds)
     with touched_memory() as memory, closing(Reader(path)) as reader:
-        return replace(disk, wait_s=waited_s(context, memory, reader))
-
-
-def waited_s(context: _kernels.Context, memory: Region, reader: Reader) -> float:
-    """How much longer a pass over a request takes that has just been read than one over memory that
-    no cache holds.
-    """
-    size = (
-        min(REQUEST_BYTES, reader.file_bytes, memory.size_bytes // 2) // BLOCK_BYTES * BLOCK_BYTES
-    )
-    if not size:
-        return 0.0
-    parts = memory.size_bytes // size
-
-    def pass_s(part: int) -> float:
-        address = memory.address + part % parts * size
-        return timed(lambda: _kernels.read_bandwidth(context, address, size, 1), 1).best_s
-
-    kept, read = [], []
-    for i in range(WAITS):
-        with memory.part(i % parts * size, size).view() as view:
-            reader.read(i % (reader.file_bytes // size) * size, size, view)
-        read.append(pass_s(i))
-        kept.append(pass_s(i + parts // 2))
-    return max(0.0, median(read) - median(kept))
+        return with_contention(disk, ReadingBench(context, memory, reader))

@@ -15,6 +15,10 @@ each sweep. A slot pays for that
   on the carry meanwhile. Reading must have got ahead before, so nothing is gained where it never
   does.
 
+Reading and computing slow each other where they share processors and memory: each takes its own
+time and what the other costs it, and the longer of the two counts. (Two flows that have a share of
+their speed as long as both go on, and all of it when one has ended.)
+
 All of it is arithmetic on measured rates. The ring is the least one whose sweep is near the best.
 """
 
@@ -107,10 +111,13 @@ def sweep_seconds(
     for _ in range(1 if first else 2):
         seconds = 0.0
         for stage_s, needed in zip(compute_s, streamed_bytes, strict=True):
-            took = max(stage_s, (needed - ahead) / rate)
-            ahead = min(carry, max(0.0, ahead + rate * took - needed))
+            beside_s = stage_s + disk.computing_lost * needed / rate
+            lost_s = disk.reading_lost * stage_s
+            took = max(beside_s, (needed - ahead) / rate + lost_s)
+            ahead = min(carry, max(0.0, ahead + rate * (took - lost_s) - needed))
             seconds += took
-    return seconds + _lost_in_pauses(total_s, total_bytes, disk, rate, carry)
+    beside_s = total_s + disk.computing_lost * total_bytes / rate
+    return seconds + _lost_in_pauses(beside_s, total_bytes, disk, rate, carry)
 
 
 def _lost_in_pauses(
