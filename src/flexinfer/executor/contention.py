@@ -27,6 +27,7 @@ COLUMNS = 4096
 ROUNDS = 3
 SPELL_S = 0.2  # of each of the four ways in a round
 LEAST_SHARE = 0.05
+LEAST_READS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +79,21 @@ def with_contention(disk: Disk, bench: ReadingBench, spell_s: float = SPELL_S) -
         return disk
     found = [(_wait_s(bench, spell_s), *_shares(bench, disk.depth, spell_s)) for _ in range(ROUNDS)]
     wait_s, computing, reading = map(median, zip(*found, strict=True))
+    return _shared(replace(disk, wait_s=max(0.0, wait_s)), computing, reading)
+
+
+def with_shares(disk: Disk, bench: ReadingBench, spell_s: float) -> Disk:
+    """`disk` with its shares as found at one look; as it is where that brings too few reads."""
+    if not bench.rows or disk.bytes_per_s * spell_s < LEAST_READS * bench.request_bytes:
+        return disk
+    return _shared(disk, *_shares(bench, disk.depth, spell_s))
+
+
+def _shared(disk: Disk, computing: float, reading: float) -> Disk:
     computing = min(1.0, max(LEAST_SHARE, computing))
     # Less than the rest of the time would be slower than one after the other.
     reading = min(1.0, max(1.0 - computing, reading))
-    return replace(disk, wait_s=max(0.0, wait_s), computing_share=computing, reading_share=reading)
+    return replace(disk, computing_share=computing, reading_share=reading)
 
 
 def _wait_s(bench: ReadingBench, spell_s: float) -> float:
