@@ -101,8 +101,7 @@ def test_a_device_is_not_needed_and_a_name_neither(tmp_path: Path) -> None:
         ("[[1, 8e10], [64, 2e12]]", "[[64]]", "pairs of tokens and a rate"),
         ("[[1, 8e10], [64, 2e12]]", "[]", "Q4_0: ops_per_s is empty"),
         ("[device.to_device]", "[device.sideways]", "device: to_device is missing"),
-        ("[disk]", "[disk]\nreading_share = 1.5", "disk: reading_share is 1.5"),
-        ("[disk]", "[disk]\nreading_share = 0.5\ncomputing_share = 0.25", "add up to 0.75"),
+        ("[disk]", "[disk]\nreading_lost = 1.5", "disk: reading_lost is 1.5"),
         ("[disk]", "disk = 3\n[dusk]", "disk is 3; it must be a table"),
         ('name = "shed"', "name = 3", "name is 3"),
         ("[disk]", "[disk", "not TOML"),
@@ -118,7 +117,8 @@ def test_a_mistake_is_named_with_its_place(tmp_path: Path, old: str, new: str, n
 
 FULL = (
     WHOLE.replace(
-        "latency_s", "busy = 0.9\npause_s = 0.1\nwait_s = 1e-4\ncomputing_share = 0.75\nlatency_s"
+        "latency_s",
+        "busy = 0.9\npause_s = 0.1\nwait_s = 1e-4\ncomputing_lost = 0.75\nreading_lost = 0.5\nlatency_s",
     ).replace(
         "[device]\n",
         """[host.glue]
@@ -153,8 +153,8 @@ def test_a_number_beyond_reckoning_is_named_with_its_limits(
     tmp_path: Path, found: re.Match[str], value: str
 ) -> None:
     path = written(tmp_path, other(found, value))
-    if value == "1e-300" and re.search(r"(?<!per)_s$", key(found)):
-        assert read_hardware(path).device  # no time at all, and harmless
+    if value == "1e-300" and re.search(r"((?<!per)_s|_lost)$", key(found)):
+        assert read_hardware(path).device  # nothing at all, and harmless
         return
     with pytest.raises(FormatError, match=rf"{path}: .*it must be a number, \S+ to \S+$"):
         read_hardware(path)

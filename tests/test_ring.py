@@ -90,7 +90,8 @@ def test_an_even_sweep_needs_one_slot_beside_the_one_in_use() -> None:
 def test_reading_and_computing_slow_each_other_while_both_go_on(
     shares: tuple[float, float],
 ) -> None:
-    disk = Disk({1: 100}, computing_share=shares[0], reading_share=shares[1])
+    computing_lost, reading_lost = (1 - shares[0]) / shares[1], (1 - shares[1]) / shares[0]
+    disk = Disk({1: 100}, computing_lost=computing_lost, reading_lost=reading_lost)
     for compute_s in (0.25, 1.0, 4.0):
         both_s, left = min((compute_s / shares[0], 0), (1 / shares[1], 1))
         alone_s = compute_s - shares[0] * both_s if left else 1 - shares[1] * both_s

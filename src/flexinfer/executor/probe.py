@@ -8,7 +8,6 @@ from contextlib import closing
 from pathlib import Path
 
 from flexinfer import _kernels
-from flexinfer.executor.contention import ReadingBench, with_shares
 from flexinfer.executor.executor import MAX_RECORDED_TOKENS
 from flexinfer.executor.kernel_rates import Bench, attention_rates, kernel_rates
 from flexinfer.formats.quants import BlockType
@@ -16,13 +15,11 @@ from flexinfer.memory.arena import Arena
 from flexinfer.models.spec import ModelSpec
 from flexinfer.planner.hardware import Glue, Hardware, Host
 from flexinfer.streaming.probe import DEPTHS, probe_disk
-from flexinfer.streaming.reader import Reader
 from flexinfer.units import MiB
 
 TOKENS = (8, 64)
 MAX_READ_BYTES = 64 * MiB  # beyond the caches
 MIN_READ_BYTES = 4 * MiB
-BESIDE_S = 0.04  # of computing beside reading
 # A layer replayed natively, its 18 calls made from Python, and a sweep; all of them small.
 GLUE = Glue(5e-6, 72e-6, MAX_RECORDED_TOKENS, 60e-6)
 
@@ -36,12 +33,10 @@ def probe(
     spare_bytes: int,
     request_bytes: int,
     depths: Sequence[int] = DEPTHS,
-    streams: bool = True,
 ) -> Hardware:
     """Measure; touches half of `spare_bytes` of memory, at most 64 MiB, for a moment.
 
-    The disk is read in requests of that size, with each of `depths` in flight, and where a model
-    streams beside computing, too. Raises ReadError.
+    The disk is read in requests of that size, with each of `depths` in flight. Raises ReadError.
     """
     read_bytes = max(MIN_READ_BYTES, min(MAX_READ_BYTES, spare_bytes // 2))
     disk = probe_disk(path, request_bytes, depths)
@@ -49,9 +44,6 @@ def probe(
         region = arena.take(read_bytes)
         # Untouched memory is one page of zeros, all in cache.
         ctypes.memset(region.address, 1, read_bytes)
-        if streams:
-            with closing(Reader(path)) as reader:
-                disk = with_shares(disk, ReadingBench(context, region, reader), BESIDE_S)
         memory = _kernels.read_bandwidth(context, region.address, read_bytes, 2)
         bench = Bench(context, region)
         kernels = {t.name: kernel_rates(bench, t, TOKENS).at_most(memory) for t in types}

@@ -1,4 +1,4 @@
-"""Measures this machine with the engine's own kernels and reader: some fifteen seconds, where the
+"""Measures this machine with the engine's own kernels and reader: some seventeen seconds, where the
 probe takes a quarter of one.
 
 Everything is measured in several rounds, and of each figure the mean time counts, as a run's time

@@ -217,8 +217,7 @@ def this_machine(
         stored = profile.disks.get(disk_place(path))
         return profile.hardware(stored or probe_disk(path, size, depths))
     types = dict.fromkeys(m.tensor.block_type for m in matrices)
-    streams = sum(m.tensor.size_bytes for m in matrices) > spare_bytes
-    return probe(path, types, model.spec, kv_type, context, spare_bytes, size, depths, streams)
+    return probe(path, types, model.spec, kv_type, context, spare_bytes, size, depths)
 
 
 def _workload(

@@ -17,8 +17,9 @@ class Disk:
     of time that is no pause, `pause_s` the length of the pause that a lost moment lies in.
 
     A read that computing waits for, and computing after it, take `wait_s` longer together than each
-    in a row of its kind: threads fell asleep. While both go on side by side, computing has
-    `computing_share` of its own speed and reading `reading_share`; they add up to 1 at least.
+    in a row of its kind: threads fell asleep. Side by side computing takes `computing_lost` seconds
+    longer for every second's worth of reading, and reading `reading_lost` for every second of
+    computing: 1 would be one after the other.
     """
 
     bytes_per_s_at: Mapping[int, float]
@@ -26,8 +27,8 @@ class Disk:
     busy: float = 1.0
     pause_s: float = 0.0
     wait_s: float = 0.0
-    computing_share: float = 1.0
-    reading_share: float = 1.0
+    computing_lost: float = 0.0
+    reading_lost: float = 0.0
 
     @property
     def depth(self) -> int:
@@ -47,16 +48,3 @@ class Disk:
         """Bytes/s with `depth` reads in flight: as with the most up to it that were tried."""
         tried = [d for d in self.bytes_per_s_at if d <= depth]
         return self.bytes_per_s_at[max(tried, default=min(self.bytes_per_s_at))]
-
-    @property
-    def computing_lost(self) -> float:
-        """Seconds that computing takes longer for each second's worth of reading beside it: of
-        that, reading takes 1 / reading_share, in which computing falls behind by the rest of its
-        share.
-        """
-        return (1 - self.computing_share) / self.reading_share
-
-    @property
-    def reading_lost(self) -> float:
-        """The same for reading, by the seconds of computing beside it."""
-        return (1 - self.reading_share) / self.computing_share

@@ -16,8 +16,8 @@ each sweep. A slot pays for that
   does.
 
 Reading and computing slow each other where they share processors and memory: each takes its own
-time and what the other costs it, and the longer of the two counts. (Two flows that have a share of
-their speed as long as both go on, and all of it when one has ended.)
+time and what the other costs it, and the longer of the two counts. (So do two flows that have a
+part of their speed as long as both go on, and all of it when one has ended.)
 
 All of it is arithmetic on measured rates. The ring is the least one whose sweep is near the best.
 """

@@ -22,6 +22,7 @@ class Limits:
 PER_S = Limits(1, 1e18)  # bytes, operations or values a second
 SECONDS = Limits(0, 3600)
 SHARE = Limits(1e-6, 1)
+LOST = Limits(0, 1)
 MOST_COUNTED = 10**6
 MOST_BYTES = 1 << 60
 
