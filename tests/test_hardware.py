@@ -118,7 +118,8 @@ def test_a_mistake_is_named_with_its_place(tmp_path: Path, old: str, new: str, n
 FULL = (
     WHOLE.replace(
         "latency_s",
-        "busy = 0.9\npause_s = 0.1\nwait_s = 1e-4\ncomputing_lost = 0.75\nreading_lost = 0.5\nlatency_s",
+        "busy = 0.9\npause_s = 0.1\nwait_s = 1e-4\n"
+        "computing_lost = 0.75\nreading_lost = 0.5\nlatency_s",
     ).replace(
         "[device]\n",
         """[host.glue]

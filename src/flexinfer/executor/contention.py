@@ -90,7 +90,7 @@ class ReadingBench:
         return _usual_s(of_slot, seconds)
 
     def streamed_s(self, depth: int, compute: Compute, seconds: float) -> float:
-        """Per request, with so many reads in flight; 0: each when it is needed. Raises ReadError."""
+        """Per request, so many reads in flight; 0: each when it is needed. Raises ReadError."""
         requests, readers = self.requests, {self.reader.path: self.reader}
         slots = MIN_SLOTS if depth < MIN_SLOTS else depth + 1
         ring = Ring(self.memory.part(0, slots * self.request_bytes), self.request_bytes)
