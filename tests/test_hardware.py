@@ -101,7 +101,9 @@ def test_a_device_is_not_needed_and_a_name_neither(tmp_path: Path) -> None:
         ("[[1, 8e10], [64, 2e12]]", "[[64]]", "pairs of tokens and a rate"),
         ("[[1, 8e10], [64, 2e12]]", "[]", "Q4_0: ops_per_s is empty"),
         ("[device.to_device]", "[device.sideways]", "device: to_device is missing"),
-        ("[disk]", "[disk]\nreading_lost = 1.5", "disk: reading_lost is 1.5"),
+        ("[disk]", "[disk]\ncontention = 3", "pairs of computing and what is lost"),
+        ("[disk]", "[disk]\ncontention = [[1, 1.5]]", "disk: contention: what is lost is 1.5"),
+        ("[disk]", "[disk]\ncontention = [[1, 0.5], [1, 0.6]]", "must go by ascending computing"),
         ("[disk]", "disk = 3\n[dusk]", "disk is 3; it must be a table"),
         ('name = "shed"', "name = 3", "name is 3"),
         ("[disk]", "[disk", "not TOML"),
@@ -118,8 +120,7 @@ def test_a_mistake_is_named_with_its_place(tmp_path: Path, old: str, new: str, n
 FULL = (
     WHOLE.replace(
         "latency_s",
-        "busy = 0.9\npause_s = 0.1\nwait_s = 1e-4\n"
-        "computing_lost = 0.75\nreading_lost = 0.5\nlatency_s",
+        "busy = 0.9\npause_s = 0.1\nwait_s = 1e-4\nlatency_s",
     ).replace(
         "[device]\n",
         """[host.glue]
@@ -154,8 +155,8 @@ def test_a_number_beyond_reckoning_is_named_with_its_limits(
     tmp_path: Path, found: re.Match[str], value: str
 ) -> None:
     path = written(tmp_path, other(found, value))
-    if value == "1e-300" and re.search(r"((?<!per)_s|_lost)$", key(found)):
-        assert read_hardware(path).device  # nothing at all, and harmless
+    if value == "1e-300" and re.search(r"(?<!per)_s$", key(found)):
+        assert read_hardware(path).device  # no time at all, and harmless
         return
     with pytest.raises(FormatError, match=rf"{path}: .*it must be a number, \S+ to \S+$"):
         read_hardware(path)
@@ -168,6 +169,13 @@ def test_at_its_limits_a_machine_still_has_a_plan(tmp_path: Path, found: re.Matc
     ((least, most),) = re.findall(r"(\S+) to (\S+)$", str(refused.value))
     for text in (other(found, least), other(found, most)):
         assert_planned(written(tmp_path, text))
+
+
+@pytest.mark.parametrize("points", ["[[1e-6, 1]]", "[[1e6, 1]]", "[[1e-6, 0], [1e6, 1]]"])
+def test_with_contention_at_its_limits_a_machine_still_has_a_plan(
+    tmp_path: Path, points: str
+) -> None:
+    assert_planned(written(tmp_path, FULL.replace("[disk]", f"[disk]\ncontention = {points}")))
 
 
 @pytest.mark.parametrize("limit", ["1", "1e18"])

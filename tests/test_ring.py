@@ -86,20 +86,26 @@ def test_an_even_sweep_needs_one_slot_beside_the_one_in_use() -> None:
             assert sweep_seconds([compute_s] * 8, EVEN, STEADY, ring(slots)) == seconds
 
 
-@pytest.mark.parametrize("shares", [(0.6, 0.7), (1.0, 0.5), (0.4, 1.0), (0.5, 0.5)])
-def test_reading_and_computing_slow_each_other_while_both_go_on(
-    shares: tuple[float, float],
+@pytest.mark.parametrize(
+    ("compute_s", "lost_s"), [(0.1, 0.04), (0.25, 0.1), (0.5, 0.2), (1.0, 0.4), (4.0, 0.4)]
+)
+def test_what_reading_and_computing_cost_each_other_is_as_measured_between_and_beyond(
+    compute_s: float, lost_s: float
 ) -> None:
-    computing_lost, reading_lost = (1 - shares[0]) / shares[1], (1 - shares[1]) / shares[0]
-    disk = Disk({1: 100}, computing_lost=computing_lost, reading_lost=reading_lost)
-    for compute_s in (0.25, 1.0, 4.0):
-        both_s, left = min((compute_s / shares[0], 0), (1 / shares[1], 1))
-        alone_s = compute_s - shares[0] * both_s if left else 1 - shares[1] * both_s
-        for slots in (2, 9):
-            found = sweep_seconds([compute_s] * 8, EVEN, disk, ring(slots))
-            assert found == pytest.approx(8 * (both_s + alone_s))
-        serial = sweep_seconds([compute_s] * 8, EVEN, disk, ring(1))
-        assert serial == pytest.approx(8 * (compute_s + 1))
+    disk = replace(STEADY, contention=((0.25, 0.1), (1, 0.4)))
+    for slots in (2, 9):
+        found = sweep_seconds([compute_s] * 8, EVEN, disk, ring(slots))
+        assert found == pytest.approx(8 * (max(compute_s, 1) + lost_s))
+    serial = sweep_seconds([compute_s] * 8, EVEN, disk, ring(1))
+    assert serial == pytest.approx(8 * (compute_s + 1))
+
+
+def test_side_by_side_is_no_slower_than_one_after_the_other() -> None:
+    disk = replace(STEADY, contention=((0.5, 1.0),))
+    for streamed in (EVEN, LATE):
+        found = sweep_seconds([0.5] * 8, streamed, disk, ring(2))
+        assert found == pytest.approx(8 * (0.5 + 1))
+    assert sweep_seconds([0.5] * 8, [0] * 8, disk, ring(2)) == 4
 
 
 def test_a_ring_of_few_slots_keeps_fewer_reads_in_flight() -> None:

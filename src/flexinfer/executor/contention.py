@@ -9,7 +9,7 @@ measured as a sweep has them: by the streams it takes its requests from, and pro
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from itertools import pairwise
 from statistics import fmean, median
 
 import numpy as np
@@ -27,9 +27,10 @@ from flexinfer.streaming.ring import Ring
 Q4_0 = BLOCK_TYPES[2]
 COLUMNS = 4096
 ROUNDS = 3
-SPELL_S = 0.2  # of each kind of sweep in a round
-FULL = 1.5  # times the reading: so much computing is held up by it and never waits
+SPELL_S = 0.12  # of each kind of sweep in a round
+BESIDE = (0.0, 1.0, 2.0)  # so much computing beside as much reading, and one product at least
 MOST_PRODUCTS = 64  # between two reads
+Point = tuple[float, float]
 Compute = Callable[[int, int], None]  # the address of a request's rows, and its number
 
 
@@ -117,30 +118,31 @@ def with_contention(disk: Disk, bench: ReadingBench, spell_s: float = SPELL_S) -
     """
     if not bench.rows:
         return disk
-    one, nothing = bench.computing(1), bench.computing(0)
-    waits, reading, computing = [], [], []
+    nothing, one = bench.computing(0), bench.computing(1)
+    ratio = bench.streamed_s(disk.depth, nothing, spell_s) / bench.computed_s(one, spell_s)
+    counts = {min(MOST_PRODUCTS, max(1, round(beside * ratio))) for beside in BESIDE}
+    several = [bench.computing(count) for count in sorted(counts)]
+    waits: list[float] = []
+    points: list[list[Point]] = []
     for _ in range(ROUNDS):
-        one_s = bench.computed_s(one, spell_s / 4)
         serial_s = bench.streamed_s(0, nothing, spell_s)
-        waits.append(bench.streamed_s(0, one, spell_s) - serial_s - one_s)
+        after_s = bench.streamed_s(0, one, spell_s)
+        waits.append(after_s - serial_s - bench.computed_s(one, spell_s / 4))
         read_s = bench.streamed_s(disk.depth, nothing, spell_s)
-        # Where computing is the longer, what reading loses would not show.
-        lost_s = bench.streamed_s(disk.depth, one, spell_s) - read_s if read_s > one_s else 0.0
-        reading.append(lost_s / one_s)
-        much = bench.computing(min(MOST_PRODUCTS, 1 + ceil(FULL * read_s / one_s)))
-        much_s = bench.computed_s(much, spell_s / 2)
-        computing.append((bench.streamed_s(disk.depth, much, spell_s) - much_s) / read_s)
-    return replace(
-        disk,
-        wait_s=max(0.0, median(waits)),
-        computing_lost=_share(median(computing)),
-        reading_lost=_share(median(reading)),
-    )
+        points.append([_point(bench, disk.depth, read_s, compute, spell_s) for compute in several])
+    found = [tuple(map(median, zip(*each, strict=True))) for each in zip(*points, strict=True)]
+    contention = tuple((at, min(1.0, max(0.0, lost))) for at, lost in found)
+    ascending = all(a[0] < b[0] for a, b in pairwise(contention))  # else it was all noise
+    return replace(disk, wait_s=max(0.0, median(waits)), contention=contention if ascending else ())
 
 
-def _share(lost: float) -> float:
-    """One after the other is always possible."""
-    return min(1.0, max(0.0, lost))
+def _point(
+    bench: ReadingBench, depth: int, read_s: float, compute: Compute, spell_s: float
+) -> Point:
+    """Of Disk.contention: computing, and what is lost, for every second's worth of reading."""
+    alone_s = bench.computed_s(compute, spell_s / 2)
+    together_s = bench.streamed_s(depth, compute, spell_s)
+    return alone_s / read_s, (together_s - max(alone_s, read_s)) / read_s
 
 
 def _usual_s(call: Callable[[int], None], seconds: float) -> float:

@@ -17,9 +17,9 @@ class Disk:
     of time that is no pause, `pause_s` the length of the pause that a lost moment lies in.
 
     A read that computing waits for, and computing after it, take `wait_s` longer together than each
-    in a row of its kind: threads fell asleep. Side by side computing takes `computing_lost` seconds
-    longer for every second's worth of reading, and reading `reading_lost` for every second of
-    computing: 1 would be one after the other.
+    in a row of its kind: threads fell asleep. `contention` is what both cost each other side by
+    side: at so many seconds of computing for every second's worth of reading, ascending, so many
+    seconds beyond the longer of the two.
     """
 
     bytes_per_s_at: Mapping[int, float]
@@ -27,8 +27,7 @@ class Disk:
     busy: float = 1.0
     pause_s: float = 0.0
     wait_s: float = 0.0
-    computing_lost: float = 0.0
-    reading_lost: float = 0.0
+    contention: tuple[tuple[float, float], ...] = ()
 
     @property
     def depth(self) -> int:
@@ -48,3 +47,15 @@ class Disk:
         """Bytes/s with `depth` reads in flight: as with the most up to it that were tried."""
         tried = [d for d in self.bytes_per_s_at if d <= depth]
         return self.bytes_per_s_at[max(tried, default=min(self.bytes_per_s_at))]
+
+    def lost_s(self, computing_s: float, reading_s: float) -> float:
+        """Seconds beyond the longer of the two: in a straight line between the points measured,
+        from none without computing; at most the shorter, as one may go after the other.
+        """
+        at = lost = 0.0
+        for next_at, next_lost in self.contention:
+            if reading_s and computing_s <= next_at * reading_s:
+                lost += (next_lost - lost) * (computing_s / reading_s - at) / (next_at - at)
+                break
+            at, lost = next_at, next_lost
+        return min(lost * reading_s, computing_s, reading_s)

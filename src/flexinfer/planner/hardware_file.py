@@ -20,7 +20,7 @@ from flexinfer.planner.hardware import (
     Link,
     Source,
 )
-from flexinfer.planner.tables import LOST, MOST_COUNTED, PER_S, SECONDS, SHARE, Table
+from flexinfer.planner.tables import MOST_COUNTED, PER_S, SECONDS, SHARE, Table
 from flexinfer.units import parse_whole
 
 T = TypeVar("T")
@@ -88,8 +88,7 @@ def disk_from_table(table: Table) -> Disk:
         table.number("busy", SHARE, 1.0),
         table.seconds("pause_s"),
         table.seconds("wait_s"),
-        table.number("computing_lost", LOST, 0.0),
-        table.number("reading_lost", LOST, 0.0),
+        table.contention("contention"),
     )
     table.expect_none_left()
     return disk

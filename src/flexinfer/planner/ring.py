@@ -15,9 +15,8 @@ each sweep. A slot pays for that
   on the carry meanwhile. Reading must have got ahead before, so nothing is gained where it never
   does.
 
-Reading and computing slow each other where they share processors and memory: each takes its own
-time and what the other costs it, and the longer of the two counts. (So do two flows that have a
-part of their speed as long as both go on, and all of it when one has ended.)
+Where reading and computing share processors and memory, a sweep takes what both cost each other
+besides, as measured.
 
 All of it is arithmetic on measured rates. The ring is the least one whose sweep is near the best.
 """
@@ -111,13 +110,12 @@ def sweep_seconds(
     for _ in range(1 if first else 2):
         seconds = 0.0
         for stage_s, needed in zip(compute_s, streamed_bytes, strict=True):
-            beside_s = stage_s + disk.computing_lost * needed / rate
-            lost_s = disk.reading_lost * stage_s
-            took = max(beside_s, (needed - ahead) / rate + lost_s)
-            ahead = min(carry, max(0.0, ahead + rate * (took - lost_s) - needed))
+            took = max(stage_s, (needed - ahead) / rate)
+            ahead = min(carry, max(0.0, ahead + rate * took - needed))
             seconds += took
-    beside_s = total_s + disk.computing_lost * total_bytes / rate
-    return seconds + _lost_in_pauses(beside_s, total_bytes, disk, rate, carry)
+    read_s = total_bytes / rate
+    seconds += min(disk.lost_s(total_s, read_s), max(0.0, total_s + read_s - seconds))
+    return seconds + _lost_in_pauses(total_s, total_bytes, disk, rate, carry)
 
 
 def _lost_in_pauses(

@@ -1,11 +1,13 @@
 """Tables of a file, checked as they are read: every fault names its file and key."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from flexinfer.errors import FormatError, OptionError
 from flexinfer.units import parse_bytes
+
+N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,7 @@ class Limits:
 PER_S = Limits(1, 1e18)  # bytes, operations or values a second
 SECONDS = Limits(0, 3600)
 SHARE = Limits(1e-6, 1)
+RATIO = Limits(1e-6, 1e6)
 LOST = Limits(0, 1)
 MOST_COUNTED = 10**6
 MOST_BYTES = 1 << 60
@@ -65,21 +68,42 @@ class Table:
 
     def points(self, key: str) -> tuple[tuple[int, float], ...]:
         """A rate, or rates at ascending numbers of tokens: [[1, 2e9], [64, 9e9]]."""
-        value = self.left.get(key)
-        if not isinstance(value, (list, tuple)):
+        if not isinstance(self.left.get(key), (list, tuple)):
             return ((1, self.rate(key)),)
-        del self.left[key]
-        points = []
-        for at, pair in enumerate(value):
+        return self._pairs(
+            key, ("tokens", "a rate"), lambda t: (t.count("tokens"), t.rate("a rate"))
+        )
+
+    def contention(self, key: str) -> tuple[tuple[float, float], ...]:
+        """Seconds lost at ascending seconds of computing, both for every second's worth of reading:
+        [[0.5, 0.1], [2, 0.6]].
+        """
+        if self.left.get(key, []) in ([], ()):
+            self.left.pop(key, None)
+            return ()
+        return self._pairs(
+            key,
+            ("computing", "what is lost"),
+            lambda t: (t.number("computing", RATIO), t.number("what is lost", LOST)),
+        )
+
+    def _pairs(
+        self, key: str, names: tuple[str, str], read: "Callable[[Table], tuple[N, float]]"
+    ) -> tuple[tuple[N, float], ...]:
+        value, wanted = self.left.pop(key), f"pairs of {' and '.join(names)} are wanted"
+        if not isinstance(value, (list, tuple)):
+            raise self.fail(key, f"is {value!r:.80}; {wanted}")
+        pairs: list[tuple[N, float]] = []
+        for pair in value:
             if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-                raise self.fail(key, f"has {pair!r:.80}; pairs of tokens and a rate are wanted")
-            named = Table(dict(zip(("tokens", "rate"), pair, strict=True)), f"{self._where}: {key}")
-            points.append((named.count("tokens"), named.rate("rate")))
-            if at and points[at][0] <= points[at - 1][0]:
-                raise self.fail(key, "must go by ascending numbers of tokens")
-        if not points:
+                raise self.fail(key, f"has {pair!r:.80}; {wanted}")
+            named = Table(dict(zip(names, pair, strict=True)), f"{self._where}: {key}")
+            pairs.append(read(named))
+            if len(pairs) > 1 and pairs[-1][0] <= pairs[-2][0]:
+                raise self.fail(key, f"must go by ascending {names[0]}")
+        if not pairs:
             raise self.fail(key, "is empty")
-        return tuple(points)
+        return tuple(pairs)
 
     def text(self, key: str, default: str) -> str:
         value = self.left.pop(key, default)
