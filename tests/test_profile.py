@@ -181,13 +181,14 @@ def test_the_disk_is_measured_at_the_files_place(tmp_path: Path, context: _kerne
     assert str(disk_place(path)).startswith(disk_place(tmp_path))
 
 
-def test_a_file_of_less_than_a_block_tells_nothing_of_what_reading_costs(
-    tmp_path: Path, context: _kernels.Context
+@pytest.mark.parametrize(("file_bytes", "bytes_per_s"), [(100, 1e9), (MiB, 1e6)])
+def test_a_small_file_or_a_slow_disk_tells_nothing_of_what_reading_costs(
+    tmp_path: Path, context: _kernels.Context, file_bytes: int, bytes_per_s: float
 ) -> None:
     path = tmp_path / "weights"
-    path.write_bytes(bytes(100))
+    path.write_bytes(bytes(file_bytes))
     with touched_memory() as memory, closing(Reader(path)) as reader:
-        disk = Disk({1: 1e9})
+        disk = Disk({1: bytes_per_s})
         assert with_contention(disk, ReadingBench(context, memory, reader)) is disk
 
 

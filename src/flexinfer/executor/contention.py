@@ -28,6 +28,7 @@ Q4_0 = BLOCK_TYPES[2]
 COLUMNS = 4096
 ROUNDS = 3
 SPELL_S = 0.12  # of each kind of sweep in a round
+LONG = 5  # times as long one after the other, for the machine to fall idle between
 BESIDE = (0.0, 1.0, 2.0)  # so much computing beside as much reading, and one product at least
 MOST_PRODUCTS = 64  # between two reads
 Point = tuple[float, float]
@@ -113,27 +114,25 @@ class ReadingBench:
 
 
 def with_contention(disk: Disk, bench: ReadingBench, spell_s: float = SPELL_S) -> Disk:
-    """`disk` with what reading and computing cost each other, each the median of several rounds; as
-    it is where the file is too small to tell. Raises ReadError.
+    """`disk` with what reading and computing cost each other, side by side the medians of several
+    rounds; as it is where the file is too small or the disk too slow to tell. Raises ReadError.
     """
-    if not bench.rows:
+    if not bench.rows or disk.bytes_per_s * spell_s < bench.request_bytes:
         return disk
     nothing, one = bench.computing(0), bench.computing(1)
     ratio = bench.streamed_s(disk.depth, nothing, spell_s) / bench.computed_s(one, spell_s)
     counts = {min(MOST_PRODUCTS, max(1, round(beside * ratio))) for beside in BESIDE}
     several = [bench.computing(count) for count in sorted(counts)]
-    waits: list[float] = []
     points: list[list[Point]] = []
     for _ in range(ROUNDS):
-        serial_s = bench.streamed_s(0, nothing, spell_s)
-        after_s = bench.streamed_s(0, one, spell_s)
-        waits.append(after_s - serial_s - bench.computed_s(one, spell_s / 4))
         read_s = bench.streamed_s(disk.depth, nothing, spell_s)
         points.append([_point(bench, disk.depth, read_s, compute, spell_s) for compute in several])
     found = [tuple(map(median, zip(*each, strict=True))) for each in zip(*points, strict=True)]
     contention = tuple((at, min(1.0, max(0.0, lost))) for at, lost in found)
     ascending = all(a[0] < b[0] for a, b in pairwise(contention))  # else it was all noise
-    return replace(disk, wait_s=max(0.0, median(waits)), contention=contention if ascending else ())
+    serial_s = bench.streamed_s(0, nothing, LONG * spell_s) + bench.computed_s(one, spell_s)
+    wait_s = max(0.0, bench.streamed_s(0, one, LONG * spell_s) - serial_s)
+    return replace(disk, wait_s=wait_s, contention=contention if ascending else ())
 
 
 def _point(
