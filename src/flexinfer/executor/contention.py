@@ -39,7 +39,8 @@ Compute = Callable[[int, int], None]  # the address of a request's rows, and its
 class ReadingBench:
     """Sweeps over a file, a product with each request's rows and products with locked rows between.
 
-    `memory` was touched, and is more than the caches hold: half of it is a ring.
+    `memory` was touched, and is more than the caches hold: the ring begins it, locked rows are
+    its second half.
     """
 
     context: _kernels.Context
@@ -94,7 +95,7 @@ class ReadingBench:
     def streamed_s(self, depth: int, compute: Compute, seconds: float) -> float:
         """Per request, so many reads in flight; 0: each when it is needed. Raises ReadError."""
         requests, readers = self.requests, {self.reader.path: self.reader}
-        slots = MIN_SLOTS if depth < MIN_SLOTS else depth + 1
+        slots = max(MIN_SLOTS, depth + 1)
         ring = Ring(self.memory.part(0, slots * self.request_bytes), self.request_bytes)
         stream: Stream = (
             Prefetcher(requests, readers, ring, depth)
